@@ -9,6 +9,7 @@ import argparse
 import time
 
 import torch
+import torch.nn.functional as F
 from transformers import GPT2Config, GPT2LMHeadModel
 
 
@@ -44,7 +45,6 @@ def main() -> None:
         bos_token_id=0,
         eos_token_id=0,
         use_cache=False,
-        loss_type="ForCausalLM",
     )
     model = GPT2LMHeadModel(config).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
@@ -54,7 +54,8 @@ def main() -> None:
         stride = torch.randint(1, 4, (args.batch, 1))
         tokens = (start + stride * torch.arange(args.length)) % args.vocab
         optimizer.zero_grad()
-        loss = model(input_ids=tokens, labels=tokens).loss
+        logits = model(input_ids=tokens).logits[:, :-1]
+        loss = F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
         loss.backward()
         optimizer.step()
         value = loss.item()
