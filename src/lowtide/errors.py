@@ -75,25 +75,45 @@ class SpillError(LowtideError):
         action: what was being done, e.g. "writing 64.00 MiB to the spill file".
         errno: the system's error number, where there is one.
         filename: the spill directory or file.
+        asked_bytes, used_bytes, allowed_bytes: where the limit on the spill file was
+            in the way, what would have been added to what it holds, and that limit.
     """
 
     def __init__(
-        self, action: str, *, errno: int | None = None, filename: str | None = None
+        self,
+        action: str,
+        *,
+        errno: int | None = None,
+        filename: str | None = None,
+        asked_bytes: int | None = None,
+        used_bytes: int = 0,
+        allowed_bytes: int = 0,
     ) -> None:
         self.action = action
         self.errno = errno
         self.strerror = None if errno is None else os.strerror(errno)
         self.filename = filename
+        self.asked_bytes = asked_bytes
+        self.used_bytes = used_bytes
+        self.allowed_bytes = allowed_bytes
         place = "" if filename is None else f" in {filename}"
         reason = "" if self.strerror is None else f": {self.strerror}"
         cure = "Free space there or name" if errno in _NO_ROOM else "Name"
-        super().__init__(
-            f"{action} failed{place}{reason}. {cure} another directory on a local "
-            "disk with spill_dir=, --spill-dir or LOWTIDE_SPILL_DIR."
+        cure += (
+            " another directory on a local disk with spill_dir=, --spill-dir or "
+            "LOWTIDE_SPILL_DIR."
         )
+        if asked_bytes is not None:
+            reason = (
+                f": {_both(asked_bytes)} were asked for, but {_both(used_bytes)} of "
+                f"the {_both(allowed_bytes)} allowed are in use"
+            )
+            cure = "Allow more with disk=, or give a larger budget."
+        super().__init__(f"{action} failed{place}{reason}. {cure}")
 
     def __reduce__(self) -> tuple[object, ...]:
-        fields = {"errno": self.errno, "filename": self.filename}
+        names = ("errno", "filename", "asked_bytes", "used_bytes", "allowed_bytes")
+        fields = {name: getattr(self, name) for name in names}
         return _again, (type(self), (self.action,), fields)
 
 

@@ -40,6 +40,13 @@ class Cell(Protocol):
     value: int
 
 
+class Reading(Protocol):
+    """Hold one number that can be read."""
+
+    @property
+    def value(self) -> int: ...
+
+
 class NativeCounter:
     """Read the counters of the C++ allocator, which sees every block."""
 
@@ -49,7 +56,7 @@ class NativeCounter:
     def __init__(self, library: ctypes.CDLL) -> None:
         address: int = library.lowtide_install()
         cells = [ctypes.c_int64.from_address(address + _STRIDE * i) for i in range(5)]
-        self.live: Cell = cells[0]
+        self.live: Reading = cells[0]
         self.peak: Cell = cells[1]
         self.op_peak: Cell = cells[2]
         self.allocs: Cell = cells[3]
@@ -98,7 +105,7 @@ class PythonCounter:
         self._live_bytes = 0
         self._known: dict[int, tuple[weakref.ref[torch.UntypedStorage], Bytes]] = {}
         self._dead: deque[int] = deque()
-        self.live: Cell = _LiveCell(self._drained)
+        self.live: Reading = _LiveCell(self._drained)
         self.peak: Cell = ctypes.c_int64()
         self.op_peak: Cell = ctypes.c_int64()
 
@@ -127,7 +134,7 @@ class PythonCounter:
             if known is not None and known[0]() is storage:
                 ref, before = known
             else:
-                ref = weakref.ref(storage, lambda _, key=key: dead.append(key))
+                ref = weakref.ref(storage, lambda _: dead.append(key))
                 before = 0 if known is None else known[1]
             n_bytes = storage.nbytes()
             self._known[key] = (ref, n_bytes)
