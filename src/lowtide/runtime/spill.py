@@ -32,7 +32,7 @@ Address: TypeAlias = int
 PAGE: Bytes = 4096
 _BOUNCE: Bytes = 4 * 2**20
 _MEMORY_FILE_SYSTEMS = ("tmpfs", "ramfs", "devtmpfs")
-_READABLE, _WRITABLE = 0x100, 0x200  # PyBUF_READ, PyBUF_WRITE
+_WRITABLE = 0x200  # PyBUF_WRITE
 
 IN_MEMORY = (
     "the spill directory {directory} is kept in memory ({kind}): what is spilled "
@@ -217,7 +217,7 @@ class Spare:
     def around(self, start: Address, length: Bytes) -> list[memoryview]:
         """Name the page-aligned buffers that stand for a piece of memory."""
         direct = _direct_bytes(start, length)
-        views = [_view(start, direct, _READABLE | _WRITABLE)] if direct else []
+        views = [_view(start, direct, _WRITABLE)] if direct else []
         rest = whole_pages(length - direct)
         return [*views, self._bytes[:rest]] if rest else views
 
