@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reports: what happened, for people to read. They run nothing."""

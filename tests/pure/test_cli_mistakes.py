@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mistakes on the command line: one clear line each, status 2, before anything runs."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lowtide.cli.app import main
+
+SCRIPT = "print('ran')"
+
+
+def lowtide(monkeypatch: pytest.MonkeyPatch, *args: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["lowtide", *args])
+    monkeypatch.setattr(sys, "path", ["launcher", *sys.path])
+    try:
+        return main()
+    except SystemExit as done:
+        return -1 if done.code is None else int(done.code)
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--budget", "8Gigs", "SCRIPT"], "--budget: '8Gigs' is not a usable size"),
+        (["--budget", "-1", "SCRIPT"], "--budget: '-1' is not a usable size"),
+        (["--budget", "130%", "SCRIPT"], "above 0 and not above 100"),
+        (["--budget", "1g", "--host", "x", "SCRIPT"], "--host: 'x' is not"),
+        (["--budget", "1g", "--policy", "best", "SCRIPT"], "it is one of auto, keep"),
+        (["--budget", "1g", "--spill-dir", "no/such", "SCRIPT"], "is not a folder"),
+        (["--budget", "1g", "--report", "no/r.json", "SCRIPT"], "--report: cannot"),
+        (["--budget", "1g", "--report", ".", "SCRIPT"], "--report: cannot write"),
+        (["--budget", "1g", "missing.py"], "cannot find the script 'missing.py'"),
+        (["--budget", "1g", "-"], "cannot be read from standard input"),
+        (["--budget", "1g", "."], "cannot find a __main__ module"),
+        (["--budget", "1g", "-m", "no_such_module"], "no module named 'no_such_mod"),
+        (["--budget", "1g", "-m", "no.such.module"], "no module named 'no.such.mod"),
+        (["--budget", "1g", "-m", ".relative"], "no module named '.relative'"),
+        (["--budget", "1g", "-m", "json.tool.py"], "drop -m"),
+        (["--budget", "1g", "-m", "xml"], "package without a __main__ module"),
+        (["--budget", "1g", "-m", "sys"], "no Python code to run"),
+    ],
+)
+def test_one_line(
+    args: list[str],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    real = [str(script) if arg == "SCRIPT" else arg for arg in args]
+    assert lowtide(monkeypatch, "run", *real) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("lowtide run: ")
+    assert captured.err.count("\n") == 1
+    assert message in captured.err
+
+
+def test_all_faults_are_named_at_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    args = ["--budget", "x", "--host", "y", "--policy", "z", "missing.py"]
+    assert lowtide(monkeypatch, "run", *args) == 2
+    assert capsys.readouterr().err.count("\n") == 3
+
+
+@pytest.mark.parametrize("args", [["run"], ["run", "x.py"], ["walk"], ["run", "--no"]])
+def test_usage(
+    args: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert lowtide(monkeypatch, *args) == 2
+    assert "Usage: lowtide" in capsys.readouterr().err
+
+
+def test_help_shows_examples(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert lowtide(monkeypatch, "run", "--help") == 0
+    output = capsys.readouterr().out
+    assert "lowtide run --budget 8GiB train.py --epochs 3\n" in output
+    assert "recompute-only" in output
+
+
+def test_version(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert lowtide(monkeypatch, "--version") == 0
+    assert capsys.readouterr().out.startswith("lowtide ")
+
+
+def test_a_mistake_costs_no_torch(tmp_path: Path) -> None:
+    code = (
+        "import sys; from lowtide.cli import main;"
+        "sys.argv = ['lowtide', 'run', '--budget', 'x', 'y.py'];"
+        "status = main(); print('torch' in sys.modules); sys.exit(status)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (2, "False\n")

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.pure.timelines import MIB, make_timeline
+
+from lowtide.reports.text import render
+from lowtide.timeline import Kept
+
+HEALTHY = """\
+lowtide: 12 steps trained within 800.0 MiB (policy auto)
+
+  budget             800.0 MiB   50% of the plain peak
+  planned peak       780.0 MiB
+  measured peak      790.0 MiB   first step 812.0 MiB
+  plain peak          1.56 GiB   without lowtide; estimated
+  smallest budget    520.0 MiB   that works
+  between steps      300.0 MiB   parameters, gradients, optimizer state
+  time per step         2.31 s   40.0 ms exposed to copies, 0.31 s recomputing
+  saved per step      1.07 GiB   for backward, of it:
+    kept             300.0 MiB   stayed in memory
+    swapped          600.0 MiB   left for the spill file
+    recomputed       200.0 MiB   computed again
+
+  What stayed in memory per step, and why
+      298.0 MiB  not needed to leave (31 tensors, e.g. layer4.2.bn3 output)
+       2.00 MiB  shares its memory with a NumPy array (1 tensor, e.g. input)
+"""
+
+STILL = {"swapped_bytes": 0, "recomputed_bytes": 0, "written_bytes": 0}
+
+
+def test_a_healthy_run() -> None:
+    assert render(make_timeline()) == HEALTHY
+
+
+def test_a_program_that_does_not_train_gets_one_line() -> None:
+    text = render(make_timeline(trained=False, peak_bytes=0, first_peak_bytes=3 * MIB))
+    assert text.count("\n") == 1
+    assert "no backward pass" in text
+    assert "3.00 MiB" in text
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"plain_peak_bytes": 700 * MIB}, "needs 700.0 MiB by itself, which fits"),
+        ({"policy": "keep"}, "the policy keep forbids it"),
+        ({}, "no saved tensor could leave memory; the reasons are below."),
+        ({"kept": ()}, "no saved tensor could leave memory."),
+    ],
+)
+def test_a_run_in_which_nothing_left_says_why(changes: dict, reason: str) -> None:
+    text = render(make_timeline(**STILL, **changes))
+    assert "Nothing was moved or recomputed" in text
+    assert reason in text
+
+
+def test_nothing_is_said_of_a_run_in_which_something_left() -> None:
+    assert "Nothing was" not in render(make_timeline(swapped_bytes=0))
+
+
+def test_a_broken_budget_is_called_broken() -> None:
+    assert "NOT within 800.0 MiB" in render(make_timeline(peak_bytes=801 * MIB))
+
+
+def test_the_only_step_is_its_peak() -> None:
+    text = render(make_timeline(steps=1, peak_bytes=0))
+    assert "1 step trained NOT within" in text
+    assert "measured peak      812.0 MiB" in text
+
+
+def test_what_was_measured_is_told_from_what_was_estimated() -> None:
+    assert "known: seen" in render(make_timeline(plain_peak_known=True))
+    assert "cannot see" in render(make_timeline(allocator="python"))
+
+
+def test_many_reasons_are_summed_up() -> None:
+    kept = tuple(Kept(f"reason {i}", 2, i * MIB, "") for i in range(1, 12))
+    text = render(make_timeline(kept=kept, notes=("a", "b")))
+    assert "reason 11 (2 tensors)" in text
+    assert "6.00 MiB  3 other reasons" in text
+    assert text.endswith("  note: a\n  note: b\n")
+
+
+@given(
+    st.integers(0, 2**50),
+    st.integers(0, 2**50),
+    st.integers(0, 2**50),
+    st.floats(0, 1e5),
+)
+def test_any_numbers_line_up(budget: int, plain: int, peak: int, time: float) -> None:
+    timeline = make_timeline(
+        budget_bytes=budget, plain_peak_bytes=plain, peak_bytes=peak, step_seconds=time
+    )
+    rows = render(timeline).split("\n\n")[1].splitlines()
+    ends = {len(row[:30].rstrip()) for row in rows}
+    assert ends == {30}
