@@ -1,0 +1,1 @@
+"""Measure lowtide: exactness, memory and speed, side by side with plain PyTorch."""
