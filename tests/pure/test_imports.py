@@ -160,10 +160,8 @@ def circles_in(graph: dict[str, set[str]]) -> list[str]:
     """Take away modules that import nothing left, or that nothing left imports."""
     left = {name: to - {name} for name, to in graph.items()}
     while left:
-        imported = set().union(*left.values())
-        ends = [
-            n for n, to in left.items() if not to & left.keys() or n not in imported
-        ]
+        used = set().union(*left.values())
+        ends = [n for n, to in left.items() if not to & left.keys() or n not in used]
         if not ends:
             break
         for name in ends:
