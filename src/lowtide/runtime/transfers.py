@@ -229,7 +229,10 @@ class DiskLane:
 
     def _check_open(self, verb: str, n_bytes: Bytes) -> None:
         if self._closed is not None:
-            raise self._error(verb, n_bytes, f" ({self._closed})")
+            raise self._refusal(verb, n_bytes)
+
+    def _refusal(self, verb: str, n_bytes: Bytes) -> SpillError:
+        return self._error(verb, n_bytes, f" ({self._closed})")
 
     def _start(self, track: Track) -> None:
         if track.thread is not None:
@@ -309,9 +312,10 @@ class DiskLane:
         parked, job.parked = job.parked, []
         for read in parked:
             self._reads.put(read, first=read.urgent)
-            if error is not None:
+        if error is not None or self._closed is not None:
+            for read in parked:
                 self._reads.queue.remove(read)
-                self._finish(read, error)
+                self._finish(read, error or self._refusal("reading", read.n_bytes))
         self._release(job)
 
     def _release(self, copy: Copy) -> None:
@@ -339,7 +343,7 @@ class DiskLane:
         for track in (self._writes, self._reads):
             while track.queue:
                 job = track.queue.popleft()
-                self._finish(job, self._error(track.verb, job.n_bytes, f" ({why})"))
+                self._finish(job, self._refusal(track.verb, job.n_bytes))
 
     def _error(
         self, verb: str, n_bytes: Bytes, why: str, number: int | None = None
