@@ -5,8 +5,9 @@ The C++ interface of c10 differs from one torch to the next, so that a wheel can
 carry the library: its source is compiled at first use (about three seconds) and kept
 under `$LOWTIDE_CACHE_DIR` or `~/.cache/lowtide`, in a folder that names everything the
 result depends on. Two processes may do this at once: each compiles into a file of its
-own and renames it into place. Where nothing can be cached, a temporary folder serves
-this process alone.
+own and renames it into place. Its name carries a digest of its content, because loading
+a truncated library kills the process. Where nothing can be cached, a temporary folder
+serves this process alone.
 """
 
 import contextlib
@@ -24,7 +25,7 @@ from pathlib import Path
 import torch
 
 _COMPILERS = ("g++", "clang++", "c++")
-_LIBRARY = "cpu_allocator.so"
+_STEM = "cpu_allocator"
 _SHOWN_LINES = 15
 
 
@@ -41,43 +42,57 @@ def load_shim() -> ctypes.CDLL:
     if sys.platform != "linux":
         raise NoShimError(f"lowtide's allocator does not know {sys.platform}")
     source = _source()
-    cached = _cache_folder(source) / _LIBRARY
-    if cached.exists():
-        # A library that does not load here (another machine's home directory, a disk
-        # that was full) is replaced below.
-        with contextlib.suppress(OSError):
-            return _typed(ctypes.CDLL(str(cached)))
+    folder = _cache_folder(source)
+    library = _cached(folder)
+    if library is not None:
+        return library
+    compiler = _compiler()
     try:
-        cached.parent.mkdir(parents=True, exist_ok=True)
-        scratch = Path(tempfile.mkdtemp(prefix=".building-", dir=cached.parent))
+        folder.mkdir(parents=True, exist_ok=True)
+        scratch = Path(tempfile.mkdtemp(prefix=".building-", dir=folder))
     except OSError:
-        scratch = Path(tempfile.mkdtemp(prefix="lowtide-"))
+        folder = scratch = Path(tempfile.mkdtemp(prefix="lowtide-"))
     try:
-        return _build(source, scratch, cached)
+        return _build(compiler, source, scratch, folder)
     finally:
         # A loaded library needs its file no longer.
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _build(source: Path, scratch: Path, cached: Path) -> ctypes.CDLL:
+def _cached(folder: Path) -> ctypes.CDLL | None:
+    """Load the library from the cache; clear away what is damaged."""
+    for path in sorted(folder.glob(f"{_STEM}-*.so")):
+        with contextlib.suppress(OSError):
+            if path.name == _named_by_content(path):
+                return _typed(ctypes.CDLL(str(path)))
+            path.unlink()
+    return None
+
+
+def _build(
+    compiler: Sequence[str], source: Path, scratch: Path, folder: Path
+) -> ctypes.CDLL:
     """Compile in a folder of our own, load, then offer the result to others."""
-    compiler = _compiler()
     print(
         f"lowtide: compiling its allocator for torch {torch.__version__} "
         "(once, a few seconds)",
         file=sys.stderr,
         flush=True,
     )
-    built = scratch / _LIBRARY
+    built = scratch / f"{_STEM}.so"
     _compile(compiler, source, built)
     try:
         library = _typed(ctypes.CDLL(str(built)))
     except OSError as error:
         raise NoShimError(f"the compiled allocator does not load: {error}") from error
-    if scratch.parent == cached.parent:
-        with contextlib.suppress(OSError):
-            built.replace(cached)
+    with contextlib.suppress(OSError):
+        built.replace(folder / _named_by_content(built))
     return library
+
+
+def _named_by_content(path: Path) -> str:
+    """Name a library so that damage to it shows."""
+    return f"{_STEM}-{hashlib.sha256(path.read_bytes()).hexdigest()[:16]}.so"
 
 
 def _source() -> Path:
