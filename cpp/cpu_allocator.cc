@@ -52,8 +52,6 @@ struct Counters {
   Counter live;     // bytes asked for and not freed yet
   Counter peak;     // largest live since the last reset
   Counter op_peak;  // the same, reset at the start of each operator
-  Counter allocs;   // blocks handed out
-  Counter frees;    // blocks taken back
 };
 
 Counters counters;
@@ -85,6 +83,7 @@ struct alignas(64) Shard {
   Slot* slots;      // null until the first block
   size_t capacity;  // a power of two
   size_t used;
+  int64_t inserted;  // so far
 };
 
 Shard shards[kShards];
@@ -150,6 +149,7 @@ bool insert(void* data, size_t bytes, bool paged) {
   }
   slot = {address, bytes * 2 + (paged ? 1 : 0)};
   ++shard.used;
+  ++shard.inserted;
   return true;
 }
 
@@ -241,7 +241,6 @@ struct CountingAllocator final : c10::Allocator {
                   " while allocating ", bytes, " bytes");
     }
     add_live(static_cast<int64_t>(bytes));
-    counters.allocs.value.fetch_add(1, std::memory_order_relaxed);
     c10::profiledCPUMemoryReporter().New(data, bytes);
     return {data, data, &release, cpu};
   }
@@ -263,7 +262,6 @@ void release(void* data) {
     counters.live.value.fetch_sub(
         static_cast<int64_t>(slot.bytes_and_owner / 2),
         std::memory_order_relaxed);
-    counters.frees.value.fetch_add(1, std::memory_order_relaxed);
   }
   c10::profiledCPUMemoryReporter().Delete(data);
   slot.bytes_and_owner & 1 ? std::free(data) : c10::free_cpu(data);
@@ -282,6 +280,16 @@ void unlock_all() {
   }
 }
 
+// glibc maps a large block anew, page fault by page fault, unless it is smaller
+// than one that was mapped and freed before. Blocks that start on a page never
+// become so by themselves: what is given back lacks what was cut off in front.
+// One block of the largest size that counts sets the mark; it is never touched.
+void raise_map_threshold() {
+  constexpr size_t kLargest = 32 * 1024 * 1024;  // DEFAULT_MMAP_THRESHOLD_MAX
+  void* volatile block = std::malloc(kLargest - kPagedFrom);
+  std::free(block);
+}
+
 CountingAllocator* allocator() {
   static auto* const leaked = new CountingAllocator;  // outlives main()
   return leaked;
@@ -295,6 +303,7 @@ extern "C" {
 __attribute__((visibility("default"))) void* lowtide_install() {
   static std::once_flag once;
   std::call_once(once, [] {
+    raise_map_threshold();
     pthread_atfork(&lock_all, &unlock_all, &unlock_all);
     c10::SetAllocator(c10::DeviceType::CPU, allocator(), kPriority);
   });
@@ -333,6 +342,16 @@ __attribute__((visibility("default"))) int64_t lowtide_adopt(void* storage) {
   (void)block.compare_exchange_deleter(former->raw_deleter(), &release);
   add_live(static_cast<int64_t>(bytes));
   return static_cast<int64_t>(bytes);
+}
+
+// Counts the blocks handed out or adopted so far.
+__attribute__((visibility("default"))) int64_t lowtide_blocks() {
+  int64_t blocks = 0;
+  for (Shard& shard : shards) {
+    std::lock_guard<std::mutex> guard(shard.mutex);
+    blocks += shard.inserted;
+  }
+  return blocks;
 }
 
 // Bytes asked for by the live block that starts here; -1: not ours.

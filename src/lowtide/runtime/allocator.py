@@ -55,12 +55,10 @@ class NativeCounter:
 
     def __init__(self, library: ctypes.CDLL) -> None:
         address: int = library.lowtide_install()
-        cells = [ctypes.c_int64.from_address(address + _STRIDE * i) for i in range(5)]
+        cells = [ctypes.c_int64.from_address(address + _STRIDE * i) for i in range(3)]
         self.live: Reading = cells[0]
         self.peak: Cell = cells[1]
         self.op_peak: Cell = cells[2]
-        self.allocs: Cell = cells[3]
-        self.frees: Cell = cells[4]
         self._library = library
 
     def reset_peak(self) -> None:
@@ -83,6 +81,11 @@ class NativeCounter:
         """Tell the size of the live block at an address; None if it is not ours."""
         found: int = self._library.lowtide_bytes(address)
         return None if found < 0 else found
+
+    def blocks_so_far(self) -> int:
+        """Count the blocks handed out or adopted since the installation."""
+        blocks: int = self._library.lowtide_blocks()
+        return blocks
 
     def is_current(self) -> bool:
         """Tell whether torch still allocates CPU memory through lowtide."""

@@ -181,6 +181,8 @@ def _typed(library: ctypes.CDLL) -> ctypes.CDLL:
         library.lowtide_adjust.argtypes = [ctypes.c_int64]
         library.lowtide_adopt.restype = ctypes.c_int64
         library.lowtide_adopt.argtypes = [ctypes.c_void_p]
+        library.lowtide_blocks.restype = ctypes.c_int64
+        library.lowtide_blocks.argtypes = []
         library.lowtide_bytes.restype = ctypes.c_int64
         library.lowtide_bytes.argtypes = [ctypes.c_void_p]
     except AttributeError as error:
