@@ -152,7 +152,7 @@ def hide_frames(error: BaseException, *, keep_own_errors: bool = True) -> None:
 
     lowtide stands between a program and the operators that it calls; what the reader
     wants to see is the line of the program. `LOWTIDE_TRACEBACK=1` leaves all in, and
-    so does an error that arose in lowtide's own code: there they are the evidence.
+    so does an error that looks like a fault of lowtide: there they are the evidence.
     """
     if os.environ.get(_SHOW_ALL):
         return
@@ -165,13 +165,18 @@ def hide_frames(error: BaseException, *, keep_own_errors: bool = True) -> None:
         seen.add(id(current))
         todo += [current.__cause__, current.__context__]
         todo += getattr(current, "exceptions", ())
-        if not (keep_own_errors and _is_ours(current.__traceback__)):
+        if not (keep_own_errors and _is_our_fault(current)):
             current.__traceback__ = _without_ours(current.__traceback__)
 
 
-def _is_ours(traceback: TracebackType | None) -> bool:
-    """Tell whether the innermost frame is lowtide's."""
-    last = None
+def _is_our_fault(error: BaseException) -> bool:
+    """Tell errors that lowtide raises on purpose from those that befall it.
+
+    It raises its own kinds, and RuntimeError where PyTorch itself would.
+    """
+    if isinstance(error, (LowtideError, RuntimeError)):
+        return False
+    last, traceback = None, error.__traceback__
     while traceback is not None:
         last, traceback = traceback, traceback.tb_next
     return last is not None and _file(last).startswith(_PACKAGE)
