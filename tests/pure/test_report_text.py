@@ -56,6 +56,10 @@ def test_a_run_in_which_nothing_left_says_why(changes: dict, reason: str) -> Non
     assert reason in text
 
 
+def test_a_budget_far_above_the_need_is_not_called_a_share_of_it() -> None:
+    assert "of the plain peak" not in render(make_timeline(plain_peak_bytes=MIB))
+
+
 def test_nothing_is_said_of_a_run_in_which_something_left() -> None:
     assert "Nothing was" not in render(make_timeline(swapped_bytes=0))
 

@@ -102,7 +102,7 @@ def run(
     verify: Annotated[
         bool,
         typer.Option(
-            "--verify", help="Run one step with and without, and compare all bits."
+            "--verify", help="Check at first that all comes back with the same bits."
         ),
     ] = False,
     report: Annotated[

@@ -12,6 +12,7 @@ What stayed in memory is listed with its reason, so that nobody has to guess why
 budget saves less than it should; and if nothing left memory, that is said first.
 """
 
+import math
 from collections.abc import Iterator
 
 from lowtide.timeline import Timeline
@@ -66,8 +67,9 @@ def _headline(timeline: Timeline) -> Iterator[str]:
 
 def _rows(timeline: Timeline) -> Iterator[Row]:
     plain = timeline.plain_peak_bytes
-    share = f"{timeline.budget_bytes / plain:.0%} of the plain peak" if plain else ""
-    yield "budget", format_bytes(timeline.budget_bytes), share
+    share = timeline.budget_bytes / plain if plain else math.inf
+    comment = f"{share:.0%} of the plain peak" if share < 1.995 else ""
+    yield "budget", format_bytes(timeline.budget_bytes), comment
     if timeline.planned_peak_bytes:
         yield "planned peak", format_bytes(timeline.planned_peak_bytes), ""
     yield from _measured_rows(timeline)
