@@ -3,7 +3,7 @@
 
 A block fenced as `python NAME` is a file that later commands find under that name.
 Commands run as they stand, but for two kinds: installation, which needs a network,
-and `make`, which would run these tests again; there it is checked that the target exists.
+and `make`, which would run these tests again: there the target has to exist.
 """
 
 import os
