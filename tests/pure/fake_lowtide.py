@@ -8,12 +8,11 @@ ends, "enter" refuses to begin.
 import os
 import sys
 
-from tests.pure.timelines import make_timeline
-
 import lowtide.cli.run
 from lowtide.cli import main
 from lowtide.errors import BudgetError, LowtideError
 from lowtide.timeline import Timeline
+from tests.pure.timelines import make_timeline
 
 
 class FakeSession:

@@ -2,6 +2,7 @@
 """The demonstration must fail loudly when the promise is not kept."""
 
 import pytest
+
 from examples.demo import STEP, Run, judge
 
 LOSSES = ("0x1.cc2cf20000000p+2", "0x1.ccc1f20000000p+2")

@@ -2,10 +2,10 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.pure.timelines import MIB, make_timeline
 
 from lowtide.reports.text import render
 from lowtide.timeline import Kept
+from tests.pure.timelines import MIB, make_timeline
 
 HEALTHY = """\
 lowtide: 12 steps trained within 800.0 MiB (policy auto)
