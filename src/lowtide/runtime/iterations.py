@@ -1,0 +1,174 @@
+"""Iterations: where one ends, what it looked like, what the next will look like.
+
+An iteration runs from the first saved tensor to the moment when none is left, so no
+optimizer is needed to find it: accumulation, closures, skipped and hand-written
+updates need no special case. The optimizer's step is a hint that ends it where a kept
+graph never lets the last one go. What it saved, in order, identifies it: the hash of
+the sequence so far predicts the rest from the latest iteration that began the same
+way, and a wrong guess is replaced at the first value that differs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lowtide.recorder.values import Value, replay_cost
+from lowtide.scheduler.director import Lanes, Rules, assign
+from lowtide.trace import OPS, VALUES, Trace
+
+_KNOWN = 64  # iterations of different shape remembered
+_REPLANS = 3  # times a repeated iteration is planned afresh
+
+
+@dataclass(slots=True)
+class Forecast:
+    """An earlier iteration, and the plan made from it."""
+
+    trace: Trace
+    base: int  # live bytes at its first save
+    load: NDArray[np.int64]  # bytes not managed by us, plus need, per operator
+    plan: NDArray[np.int8]
+    planned_peak: int
+    prefixes: list[int]
+    seen: int = 1
+
+
+class Iterations:
+    """Records the current iteration and predicts from earlier ones."""
+
+    def __init__(self, budget: int, lanes: Lanes, rules: Rules) -> None:
+        self.budget = budget
+        self.lanes = lanes
+        self.rules = rules
+        self.finished = 0
+        self.forecast: Forecast | None = None
+        self.last: Forecast | None = None
+        self._by_prefix: dict[int, Forecast] = {}
+        self._by_key: dict[int, Forecast] = {}
+        self.begin(0)
+
+    def begin(self, live: int) -> None:
+        """Start an iteration: the next saved value is its first."""
+        self.ops: list[tuple[float, int, int, int, int]] = []
+        self.slots: list[Value] = []
+        self._rows: list[list[float]] = []
+        self._prefixes: list[int] = []
+        self._hash = 0
+        self._base = live
+        self.used = 0
+        self.forecast = None
+
+    def saved(self, value: Value, position: int) -> int | None:
+        """Give a value its slot; returns the planned action, None where unknown."""
+        slot = value.slot = len(self.slots)
+        self.slots.append(value)
+        op = value.op
+        seconds, scratch = replay_cost(value)
+        self._rows.append(
+            [
+                value.nbytes,
+                position,
+                -1,
+                seconds or 0.0,
+                seconds is not None,
+                scratch,
+            ]
+        )
+        name = op.facts.name if op is not None else ""
+        self._hash = hash((self._hash, value.nbytes, name))
+        self._prefixes.append(self._hash)
+        found = self._by_prefix.get(self._hash)
+        if found is not self.forecast:
+            self.forecast = found
+            self._foretell()
+        elif found is not None:
+            value.next_use = int(found.trace.values["first_use"][slot])
+        if found is None or value.op is None:
+            return None
+        return int(found.plan[slot])
+
+    def _foretell(self) -> None:
+        """Hand the forecast's next uses to every value saved so far."""
+        forecast = self.forecast
+        if forecast is None:
+            for value in self.slots:
+                value.next_use = -1
+            return
+        uses = forecast.trace.values["first_use"]
+        for value, use in zip(self.slots, uses, strict=False):
+            value.next_use = int(use)
+
+    def use(self, value: Value, position: int) -> None:
+        """Note that autograd asked for a value."""
+        slot = value.slot
+        if slot < len(self._rows) and self.slots[slot] is value:
+            row = self._rows[slot]
+            if row[2] < 0:
+                row[2] = position
+                self.used += 1
+
+    def finish(self) -> Forecast | None:
+        """End the iteration; returns its forecast when it had any backward."""
+        result = None
+        if self.used and self.ops:
+            result = self._remember()
+            self.last = result
+            self.finished += 1
+        return result
+
+    def _remember(self) -> Forecast:
+        known = self._by_key.get(self._hash)
+        if known is not None and known.seen >= _REPLANS:
+            known.seen += 1
+            return known
+        trace = Trace(
+            np.array(self.ops, dtype=OPS),
+            np.array([tuple(row) for row in self._rows], dtype=VALUES),
+            self._hash,
+        )
+        forecast = Forecast(
+            trace=trace,
+            base=self._base,
+            load=(trace.ops["live"] - trace.ops["managed"] + trace.ops["need"]),
+            plan=np.zeros(0, np.int8),
+            planned_peak=0,
+            prefixes=self._prefixes,
+            seen=1 if known is None else known.seen + 1,
+        )
+        self.plan(forecast, self._base)
+        self._forget_old(forecast)
+        self._by_key[self._hash] = forecast
+        for prefix in self._prefixes:
+            self._by_prefix[prefix] = forecast
+        return forecast
+
+    def plan(self, forecast: Forecast, base: int) -> None:
+        """Plan a remembered iteration for the live bytes at its start."""
+        grown = base - forecast.base
+        target = int(self.budget * 0.99) - grown
+        trace = forecast.trace
+        forecast.plan = assign(trace, target, self.lanes, self.rules)
+        plain = trace.ops["live"] + trace.ops["absent"] + trace.ops["need"]
+        away = np.zeros(len(plain) + 1, dtype=np.int64)
+        leaves = forecast.plan > 0
+        values = trace.values
+        stops = np.where(values["first_use"] < 0, len(plain), values["first_use"])
+        np.add.at(away, values["saved"][leaves] + 1, -values["bytes"][leaves])
+        np.add.at(
+            away,
+            np.maximum(stops, values["saved"] + 1)[leaves],
+            values["bytes"][leaves],
+        )
+        forecast.planned_peak = int((plain + np.cumsum(away)[:-1]).max()) + grown
+
+    def _forget_old(self, forecast: Forecast) -> None:
+        old = self._by_key.pop(forecast.trace.key, None)
+        if old is None and len(self._by_key) >= _KNOWN:
+            old = self._by_key.pop(next(iter(self._by_key)))
+        if old is not None:
+            for prefix in old.prefixes:
+                if self._by_prefix.get(prefix) is old:
+                    del self._by_prefix[prefix]

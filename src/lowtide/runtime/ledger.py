@@ -1,0 +1,387 @@
+"""The ledger: whose bytes are in memory, and the actions that move them.
+
+It performs what the scheduler chooses and refuses what would be wrong: a storage that
+anyone else holds is neither copied out nor dropped, a value modified since it was
+saved is neither, and nothing is dropped that could not be computed again. Lineage of
+dropped values is pinned, so that what a replay starts from stays.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from lowtide.errors import SpillError
+from lowtide.recorder.values import (
+    StorageTable,
+    Value,
+    bytes_of,
+    recoverable,
+)
+from lowtide.runtime.quiet import Quiet
+from lowtide.scheduler.scheduler import DROP, RELEASE, WAIT, WRITE, Scheduler
+
+if TYPE_CHECKING:
+    from lowtide.runtime.allocator import Counter
+    from lowtide.runtime.transfers import DiskLane
+
+_IN_FLIGHT = 512 << 20  # bytes of write-behind that may be under way at once
+
+
+class Ledger:
+    """Bytes of saved tensors: in memory, on a lower tier, or to be computed again."""
+
+    def __init__(
+        self,
+        budget: int,
+        counter: Counter,
+        lane: DiskLane | None,
+        scheduler: Scheduler,
+        table: StorageTable,
+    ) -> None:
+        self.budget = budget
+        self.counter = counter
+        self.lane = lane
+        self.scheduler = scheduler
+        self.table = table
+        self.orphans: deque[Value] = deque()
+        self.flights: list[tuple[Any, Value, torch.Tensor]] = []
+        self.flight_bytes = 0
+        self.managed = 0  # bytes of saved values in memory
+        self.absent = 0  # bytes of saved values out of memory
+        self.alive: set[Value] = set()  # values with saved tensors
+        self.exposed = 0.0  # seconds spent waiting for copies
+        self.replay: Callable[[Value], None]
+        self.swapped_bytes = self.dropped_bytes = 0  # released in this iteration
+        self.verifier: Any = None
+        self.undroppable: frozenset[int] | set[int] = frozenset()  # ids, in a replay
+        self.complaints: dict[str, str] = {}
+
+    # -- births and deaths ------------------------------------------------------
+
+    def adopt(self, value: Value, planned: int | None) -> None:
+        """Take charge of a value that autograd has just saved for the first time."""
+        value.ledger = self
+        self.alive.add(value)
+        self.managed += value.nbytes
+        if value.kept_because is None:
+            self.scheduler.saved(value, planned)
+
+    def drain(self) -> None:
+        """Settle what has happened since: dead values and finished copies."""
+        while self.orphans:
+            value = self.orphans.popleft()
+            if value.saved or value not in self.alive:
+                continue
+            self._bury(value)
+        if self.flights:
+            self._land()
+
+    def _bury(self, value: Value) -> None:
+        self.alive.discard(value)
+        self.scheduler.gone(value)
+        if value.away:
+            self.absent -= value.nbytes
+            value.away = False
+        else:
+            self.managed -= value.nbytes
+        if value.dropped:
+            value.dropped = False
+            self._unpin_parents(value)
+        if value.pins and value.op is None:
+            return  # dropped descendants still start from these bytes
+        self._discard(value)
+
+    def _discard(self, value: Value) -> None:
+        """Give back everything held for a value that nobody wants."""
+        value.base = value.hold = None
+        value.transfer = None
+        if value.reading is not None:
+            self._wait(value.reading[0])  # its target must outlive the read
+            value.reading = None
+        if value.copy is not None:
+            if self.lane is not None:
+                self.lane.free(value.copy)
+            value.copy = None
+
+    def _land(self) -> None:
+        """Note copies that have finished; their memory may go from now on."""
+        still = []
+        for copy, value, tensor in self.flights:
+            if not copy.done:
+                still.append((copy, value, tensor))
+                continue
+            self.flight_bytes -= value.nbytes
+            if value.transfer is tensor:
+                value.transfer = None
+            if value.copy is not copy:
+                continue
+            if copy.failed:
+                self._copy_failed(value)
+            elif value in self.alive:
+                self.scheduler.copied(value)
+        self.flights = still
+
+    def _copy_failed(self, value: Value) -> None:
+        assert self.lane is not None and value.copy is not None
+        try:
+            value.copy.wait()
+        except SpillError as error:
+            self.complain("spill", f"swapping stopped: {error}")
+        self.lane.free(value.copy)
+        value.copy = None
+        value.plan = 0
+
+    def complain(self, key: str, text: str) -> None:
+        """Keep one note of each kind for the report."""
+        self.complaints.setdefault(key, text)
+
+    # -- room -------------------------------------------------------------------
+
+    def make_room(self, need: int) -> bool:
+        """Free memory until `need` more bytes fit; False where they cannot."""
+        live, limit = self.counter.live, self.budget - need
+        if live.value <= limit:
+            return True
+        self.drain()
+        if live.value <= limit:
+            return True
+        for action, value in self.scheduler.victims():
+            self._perform(action, value)
+            if live.value <= limit:
+                return True
+        self._wait_flights()
+        self.drain()
+        if live.value > limit:
+            self._cancel_reads(limit)
+        return live.value <= limit
+
+    def _cancel_reads(self, limit: int) -> None:
+        """Give up prefetches, the latest wanted first."""
+        reading = [v for v in self.alive if v.reading is not None]
+        for value in sorted(reading, key=lambda v: v.next_use, reverse=True):
+            if self.counter.live.value <= limit:
+                return
+            self._wait(value.reading[0])
+            value.reading = None
+
+    def _wait_flights(self) -> None:
+        """Wait for every copy in flight; memory of dead values goes with it."""
+        for copy, _, _ in list(self.flights):
+            self._wait(copy)
+
+    def _wait(self, transfer: Any) -> None:
+        try:
+            self.exposed += transfer.wait()
+        except SpillError:
+            pass  # _land or the caller deals with a failed copy
+
+    def _perform(self, action: str, value: Value) -> bool:  # type: ignore[override]
+        if action == RELEASE:
+            return self.release(value)
+        if action == DROP:
+            return self.drop(value)
+        if action == WRITE:
+            return self.start_write(value) and self._finish(value)
+        assert action == WAIT
+        return self._finish(value)
+
+    def _finish(self, value: Value) -> bool:
+        """Wait for a value's copy and let its memory go."""
+        if value.copy is None:
+            return False
+        self._wait(value.copy)
+        self._land()
+        return value.clean and self.release(value)
+
+    def force(self) -> None:
+        """Release everything that may be released, whatever the budget."""
+        self.drain()
+        for action, value in self.scheduler.forced():
+            self._perform(action, value)
+
+    # -- actions ----------------------------------------------------------------
+
+    def movable(self, value: Value) -> bool:
+        """Say whether a value may leave: untouched, and held by nobody else."""
+        if value not in self.alive or not value.resident:
+            return False
+        if value.kept_because is not None:
+            return False
+        if value.held_by_others():
+            return False
+        for saved in value.saved.values():
+            alias = saved.alias
+            if alias is not None and alias._version != saved.version:
+                value.kept_because = "modified in place after it was saved"
+                self.scheduler.gone(value)
+                return False
+        return True
+
+    def start_write(self, value: Value) -> bool:
+        """Begin to copy a value out; its memory stays until the copy is done."""
+        if self.lane is None or value.copy is not None or not self.movable(value):
+            return False
+        storage = value.storage()
+        if storage is None:
+            return False
+        with Quiet():
+            tensor = bytes_of(storage)
+        try:
+            copy = self.lane.write(storage.data_ptr(), value.nbytes)
+        except SpillError as error:
+            self.complain("spill", f"swapping stopped: {error}")
+            self.scheduler.write_started(value)
+            return False
+        value.copy = copy
+        value.transfer = tensor
+        self.flights.append((copy, value, tensor))
+        self.flight_bytes += value.nbytes
+        self.scheduler.write_started(value)
+        return True
+
+    def release(self, value: Value) -> bool:
+        """Let go of a value's memory; its copy on the lower tier remains."""
+        if not value.clean or not self.movable(value):
+            return False
+        self._leave(value, swapped=True)
+        return True
+
+    def drop(self, value: Value) -> bool:
+        """Let go of a value's memory; it will be computed again."""
+        if value.copy is not None or value.reading is not None:
+            return False
+        if id(value) in self.undroppable:
+            return False
+        if value.op is None or not self.movable(value):
+            return False
+        if not recoverable(value):
+            return False
+        value.dropped = True
+        self._pin_parents(value)
+        self._leave(value, swapped=False)
+        return True
+
+    def _leave(self, value: Value, *, swapped: bool) -> None:
+        if self.verifier is not None:
+            self.verifier.leaving(value)
+        value.transfer = None
+        value.release_memory()
+        value.away = True
+        self.managed -= value.nbytes
+        self.absent += value.nbytes
+        if swapped:
+            self.swapped_bytes += value.nbytes
+        else:
+            self.dropped_bytes += value.nbytes
+        self.scheduler.left(value, swapped=swapped)
+
+    def early_writes(self) -> None:
+        """Start planned copies of values that nobody else holds any more."""
+        for value in self.scheduler.early_writes():
+            if self.flight_bytes > _IN_FLIGHT:
+                return
+            self.start_write(value)  # type: ignore[arg-type]
+
+    # -- returns ----------------------------------------------------------------
+
+    def bring_back(self, value: Value) -> None:
+        """Have a value's bytes in memory, by whichever way it left."""
+        if value.resident:
+            return
+        if value.reading is not None:
+            self._finish_read(value)
+            return
+        if value.copy is not None:
+            if not value.copy.done:
+                self._wait(value.copy)
+            self.make_room(value.nbytes)
+            self.start_read(value)
+            self._finish_read(value)
+            return
+        self.replay(value)
+
+    def start_read(self, value: Value) -> None:
+        """Allocate memory for a swapped value and begin to read it."""
+        assert self.lane is not None and value.copy is not None
+        with Quiet():
+            tensor = torch.empty(value.nbytes, dtype=torch.uint8)
+        read = self.lane.read(value.copy, tensor.data_ptr())
+        value.reading = (read, tensor)
+
+    def _finish_read(self, value: Value) -> None:
+        read, tensor = value.reading
+        value.reading = None
+        self.exposed += read.wait()
+        self.install(value, tensor)
+
+    def install(self, value: Value, tensor: torch.Tensor) -> None:
+        """Make `tensor`'s storage hold the value's bytes from now on."""
+        if self.verifier is not None:
+            self.verifier.returned(value, tensor)
+        value.base = tensor
+        self.table.bind(tensor.untyped_storage(), value)
+        if value.dropped:
+            value.dropped = False
+            self._unpin_parents(value)
+        if value.away:
+            value.away = False
+            self.absent -= value.nbytes
+            self.managed += value.nbytes
+            self.scheduler.returned(value)
+
+    # -- lineage ----------------------------------------------------------------
+
+    def _pin_parents(self, value: Value) -> None:
+        stack = [value]
+        while stack:
+            op = stack.pop().op
+            if op is None:
+                continue
+            for parent in op.inputs:
+                parent.pins += 1
+                if parent.pins > 1:
+                    continue
+                if parent.op is not None:
+                    stack.append(parent)
+                elif not parent.clean:
+                    storage = parent.storage()
+                    assert storage is not None
+                    with Quiet():
+                        parent.hold = bytes_of(storage)
+
+    def _unpin_parents(self, value: Value) -> None:
+        stack = [value]
+        while stack:
+            op = stack.pop().op
+            if op is None:
+                continue
+            for parent in op.inputs:
+                parent.pins -= 1
+                if parent.pins > 0:
+                    continue
+                if parent.op is not None:
+                    stack.append(parent)
+                    continue
+                parent.hold = None
+                if not parent.saved and parent.ledger is self:
+                    self._discard(parent)
+
+    def before_write(self, value: Value) -> None:
+        """A storage is about to be overwritten: save what its old value owes."""
+        if value.pins and value.op is None:
+            storage = value.storage()
+            if storage is not None and value.base is None:
+                with Quiet():
+                    value.hold = bytes_of(storage).clone()
+        if value.base is not None:
+            for saved in value.saved.values():
+                if saved.alias is None:
+                    saved.spoiled = "was modified in place after it had been unpacked"
+            value.base = None
+        if value in self.alive:
+            value.kept_because = "modified in place after it was saved"
+            self.scheduler.gone(value)

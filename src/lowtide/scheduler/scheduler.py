@@ -1,0 +1,174 @@
+"""The scheduler: which saved value leaves memory, how, and when it returns.
+
+A state machine without torch and without a clock. It is told what happens (a value
+was saved, used, is gone; an operator is about to run) and answers with actions; the
+runtime performs them with torch, a simulator on a virtual clock. An action may be
+refused (somebody else still holds the storage): the caller says so and the scheduler
+goes on to the next.
+
+The filter takes, in this order: values whose copy is already written (releasing them
+costs nothing now), planned recomputations, copies in flight (a short wait), and then
+whatever frees bytes, farthest next use first. Before the next use is known, autograd
+is taken to consume in reverse order, so the oldest value is farthest.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Protocol
+
+from lowtide.scheduler.director import KEEP, RECOMPUTE, SWAP, Lanes, Rules, judge
+
+RELEASE, DROP, WRITE, WAIT = "release", "drop", "write", "wait"
+Action = tuple[str, "Candidate"]
+
+
+class Candidate(Protocol):
+    """What the scheduler needs to know of a saved value."""
+
+    nbytes: int
+    birth: int
+    next_use: int
+    plan: int
+
+    @property
+    def clean(self) -> bool:
+        """Whether a finished copy on a lower tier exists."""
+
+    @property
+    def writing(self) -> bool:
+        """Whether a copy to a lower tier is in flight."""
+
+    def replay_seconds(self) -> float | None:
+        """Seconds to compute it again now; None where that cannot be done."""
+
+
+class Scheduler:
+    """Filter, director and prefetcher over the values of the current iteration."""
+
+    def __init__(self, rules: Rules, lanes: Lanes, *, force: bool, seed: int) -> None:
+        self.rules = rules
+        self.lanes = lanes
+        self.force = force
+        self.random = random.Random(seed)
+        self.present: dict[int, Candidate] = {}  # in memory, in order of saving
+        self.to_write: dict[int, Candidate] = {}
+        self.copied_out: dict[int, Candidate] = {}  # in memory and on a lower tier
+        self.to_drop: dict[int, Candidate] = {}
+        self.absent: dict[int, Candidate] = {}  # swapped out, in order of leaving
+
+    # -- events ---------------------------------------------------------------
+
+    def saved(self, value: Candidate, planned: int | None) -> None:
+        """A value was saved for the first time; `planned` from a trace, if any."""
+        if planned is None:
+            planned = self._judge(value)
+        value.plan = planned
+        self.present[id(value)] = value
+        if planned == SWAP:
+            self.to_write[id(value)] = value
+        elif planned == RECOMPUTE:
+            self.to_drop[id(value)] = value
+
+    def copied(self, value: Candidate) -> None:
+        """A value's copy on the lower tier is complete."""
+        self.copied_out[id(value)] = value
+
+    def left(self, value: Candidate, *, swapped: bool) -> None:
+        """A value's bytes left memory."""
+        self.gone(value)
+        if swapped:
+            self.absent[id(value)] = value
+
+    def returned(self, value: Candidate) -> None:
+        """A value's bytes are in memory again."""
+        self.absent.pop(id(value), None)
+        self.present[id(value)] = value
+        if value.clean:
+            self.copied_out[id(value)] = value
+
+    def gone(self, value: Candidate) -> None:
+        """Nobody needs the value any more, or it may not be touched."""
+        key = id(value)
+        self.present.pop(key, None)
+        self.copied_out.pop(key, None)
+        self.to_write.pop(key, None)
+        self.to_drop.pop(key, None)
+        self.absent.pop(key, None)
+
+    def write_started(self, value: Candidate) -> None:
+        """A copy of the value is on its way."""
+        self.to_write.pop(id(value), None)
+
+    # -- actions --------------------------------------------------------------
+
+    def early_writes(self) -> Iterator[Candidate]:
+        """Yield planned swaps whose copy has not begun, oldest first."""
+        yield from list(self.to_write.values())
+
+    def forced(self) -> Iterator[Action]:
+        """Yield an action for every value: the regime of the exactness tests."""
+        for value in list(self.present.values()):
+            if value.plan == SWAP:
+                yield (RELEASE if value.clean else WRITE), value
+            elif value.plan == RECOMPUTE:
+                yield DROP, value
+
+    def victims(self) -> Iterator[Action]:
+        """Yield actions that free memory, best first; each may be refused."""
+        for value in list(self.copied_out.values()):
+            yield RELEASE, value
+        for value in list(self.to_drop.values()):
+            yield DROP, value
+        present = list(self.present.values())
+        for value in present:
+            if value.writing:
+                yield WAIT, value
+        if self.rules.name == "keep":
+            return
+        present.sort(key=_distance, reverse=True)
+        if self.rules.name == "random":
+            self.random.shuffle(present)
+        for value in present:
+            yield from self._any_way(value)
+
+    def returns(self, position: int) -> list[Candidate]:
+        """Return swapped values in the order in which they will be wanted."""
+        absent = list(self.absent.values())
+        if all(value.next_use >= position for value in absent):
+            return sorted(absent, key=lambda value: value.next_use)
+        return sorted(absent, key=_distance)
+
+    # -- choices --------------------------------------------------------------
+
+    def _any_way(self, value: Candidate) -> Iterator[Action]:
+        """Yield the better way out for one value, then the other."""
+        if value.clean:
+            return
+        code = self._judge(value)
+        ways = [DROP, WRITE] if code == RECOMPUTE else [WRITE, DROP]
+        for way in ways:
+            if way == WRITE and (not self.rules.swap or not self.lanes.open):
+                continue
+            if way == DROP and not self.rules.recompute:
+                continue
+            yield way, value
+
+    def _judge(self, value: Candidate) -> int:
+        if self.rules.name == "random":
+            return self.random.choice((SWAP, RECOMPUTE, KEEP))
+        if self.rules.name == "keep":
+            return KEEP
+        seconds = value.replay_seconds() if self.rules.recompute else None
+        if self.force:
+            can_replay = seconds is not None
+            if self.rules.swap and self.lanes.open:
+                return SWAP
+            return RECOMPUTE if can_replay else KEEP
+        return judge(value.nbytes, seconds, self.lanes, self.rules)
+
+
+def _distance(value: Candidate) -> tuple[int, int]:
+    """Order by distance to the next use (known first), then by age."""
+    return (value.next_use, -value.birth)
