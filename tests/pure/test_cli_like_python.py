@@ -316,6 +316,22 @@ def test_program_that_changes_folder_still_gets_its_report(tmp_path: Path) -> No
     assert timeline["budget_bytes"] > 0
 
 
+def test_forked_child_that_runs_to_the_end_reports_nothing(tmp_path: Path) -> None:
+    text = """
+import os, sys
+pid = os.fork()
+if pid == 0:
+    sys.exit(5)
+print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+"""
+    command = [*LOWTIDE, *WITHIN, write(tmp_path, text)]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment(), capture_output=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, b"5\n")
+    assert done.stderr.count(b"ran no backward pass") == 1
+
+
 def test_program_too_large_for_its_budget(tmp_path: Path) -> None:
     script = write(tmp_path, "print('ran')")
     command = [*LOWTIDE, *WITHIN, "--report", "run.json", script]

@@ -74,6 +74,12 @@ def test_the_only_step_is_its_peak() -> None:
     assert "measured peak      812.0 MiB" in text
 
 
+def test_gradients_without_a_step() -> None:
+    text = render(make_timeline(steps=0, step_seconds=0.0))
+    assert "gradients computed, no optimizer's step, within 800.0 MiB" in text
+    assert "time per step        unknown" in text
+
+
 def test_what_was_measured_is_told_from_what_was_estimated() -> None:
     assert "known: seen" in render(make_timeline(plain_peak_known=True))
     assert "cannot see" in render(make_timeline(allocator="python"))

@@ -179,9 +179,11 @@ def perform(request: Request) -> int:
         session = open_session(request, progress.say if progress.is_shown else None)
     except LowtideError as error:
         return _refuse(str(error))
+    process = os.getpid()
     failure = _run_within(session, program)
-    progress.wipe()
-    _conclude(session.report(), request)
+    if os.getpid() == process:  # not in a child that the program forked
+        progress.wipe()
+        _conclude(session.report(), request)
     if isinstance(failure, BudgetError):
         print(f"lowtide: {failure}", file=sys.stderr)
         return EXIT_BUDGET

@@ -44,9 +44,11 @@ def _headline(timeline: Timeline) -> Iterator[str]:
     peak, budget = _measured_peak(timeline), timeline.budget_bytes
     verdict = "within" if peak <= budget else "NOT within"
     plural = "" if timeline.steps == 1 else "s"
+    steps = f"{timeline.steps} step{plural} trained"
+    if timeline.steps == 0:
+        steps = "gradients computed, no optimizer's step,"
     yield (
-        f"lowtide: {timeline.steps} step{plural} trained {verdict} "
-        f"{format_bytes(budget)} (policy {timeline.policy})"
+        f"lowtide: {steps} {verdict} {format_bytes(budget)} (policy {timeline.policy})"
     )
     if timeline.swapped_bytes or timeline.recomputed_bytes or timeline.written_bytes:
         return
@@ -84,7 +86,7 @@ def _rows(timeline: Timeline) -> Iterator[Row]:
     )
     yield (
         "time per step",
-        _seconds(timeline.step_seconds),
+        "unknown" if timeline.steps < 2 else _seconds(timeline.step_seconds),
         f"{_seconds(timeline.exposed_seconds)} exposed to copies, "
         f"{_seconds(timeline.replay_seconds)} recomputing",
     )
