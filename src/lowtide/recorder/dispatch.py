@@ -1,9 +1,14 @@
-"""A dispatch mode below autograd: sees every operator before and after it runs.
+"""Sees every operator below autograd, before and after it runs.
 
 It keeps the lineage of values (which operator made them from which) while gradients
 are being recorded, notices every write, and lets its listener make room before an
-operator allocates. It performs nothing else. Cost: about 10 us an operator for the
-mode itself, as much again where lineage is kept.
+operator allocates. It performs nothing else. Cost: about 10 us an operator, as much
+again where lineage is kept.
+
+Not a `TorchDispatchMode`: while one is active, PyTorch computes some gradients by
+other formulas (those meant for tensor subclasses), whose last bit differs. A fallback
+kernel on a dispatch key that ordinary programs leave unused sees the same operators
+and changes nothing; like a mode it follows autograd into its threads.
 """
 
 from __future__ import annotations
@@ -13,8 +18,8 @@ from time import perf_counter
 from typing import Any, Protocol
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from lowtide.errors import LowtideError
 from lowtide.recorder.schemas import Facts, facts_of
 from lowtide.recorder.values import (
     Op,
@@ -23,6 +28,11 @@ from lowtide.recorder.values import (
     Value,
     geometry_of,
 )
+
+KEY = "Fake"  # below autograd and functorch, above the backends; unused by eager code
+
+_include = torch._C._dispatch_tls_set_dispatch_key_included
+_exclude = torch._C._dispatch_tls_set_dispatch_key_excluded
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
@@ -55,6 +65,16 @@ class Scratch:
         self.device = tensor.device
 
 
+class Blank:
+    """Stands for a tensor that the operator overwrites whole, without reading it."""
+
+    __slots__ = ("geometry", "nbytes")
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.geometry = geometry_of(tensor)
+        self.nbytes = tensor.untyped_storage().nbytes()
+
+
 def is_plain(tensor: torch.Tensor, device_type: str) -> bool:
     """Say whether a tensor is one that values and geometry can describe."""
     return (
@@ -67,13 +87,12 @@ def is_plain(tensor: torch.Tensor, device_type: str) -> bool:
     )
 
 
-class Recorder(TorchDispatchMode):
+class Recorder:
     """Observes operators; keeps values and their lineage in a storage table."""
 
     def __init__(
         self, table: StorageTable, listener: Listener, device_type: str
     ) -> None:
-        super().__init__()
         self.table = table
         self.listener = listener
         self.device_type = device_type
@@ -81,27 +100,22 @@ class Recorder(TorchDispatchMode):
         self.serial = 0  # operators recorded since the start, never reset
         self.enabled = True  # switched off in forked children
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # the wrapper it asks for costs more than this whole mode
+    def attach(self) -> None:
+        """See the operators of this thread, and of autograd's on its behalf."""
+        _install_fallback()
+        _seeing[:] = [self]
+        _include(KEY, True)
 
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        return True  # compiled functions run as they are; only hooks see them
+    def detach(self) -> None:
+        """See nothing any more."""
+        _include(KEY, False)
+        _seeing.clear()
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def observe(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Run one operator under observation."""
-        if kwargs is None:
-            kwargs = {}
-        if not self.enabled:
-            return func(*args, **kwargs)
         facts = facts_of(func)
         if facts.views:
             return func(*args, **kwargs)
-        if types and not all(t in _PLAIN for t in types):
-            return NotImplemented  # let the subclass act; its parts come back to us
         self.index += 1
         op: Op | None = None
         if torch.is_grad_enabled() and not facts.rebinds and facts.replayable:
@@ -133,6 +147,9 @@ class Recorder(TorchDispatchMode):
             return None
         if facts.running_statistics is not None:
             self._hide_statistics(facts, args, described, inputs)
+        if facts.overwrites and _covers_its_storage(args[0]):
+            inputs.remove(described[0].value)
+            described[0] = Blank(args[0])
         op = Op(func, facts, described, named)
         op.inputs = tuple(inputs)
         self.serial += 1
@@ -227,6 +244,50 @@ class Recorder(TorchDispatchMode):
                 known.append(tensor)
                 self.listener.before_write(value)
         return known
+
+
+_seeing: list[Recorder] = []  # the one that observes now, if any
+_libraries: list[torch.library.Library] = []
+
+
+def _fallback(func: Any, *args: Any, **kwargs: Any) -> Any:
+    """Hand an operator to the recorder; what happens inside is not seen again."""
+    _exclude(KEY, True)
+    try:
+        if _seeing and _seeing[0].enabled:
+            return _seeing[0].observe(func, args, kwargs)
+        return func(*args, **kwargs)
+    finally:
+        _exclude(KEY, False)
+
+
+def _install_fallback() -> None:
+    if _libraries:
+        return
+    library = torch.library.Library("_", "IMPL")
+    try:
+        library.fallback(_fallback, KEY)
+    except RuntimeError as error:
+        raise LowtideError(
+            f"lowtide cannot observe operators in torch {torch.__version__}: its "
+            f"dispatch key {KEY!r} is missing or in use ({error})."
+        ) from error
+    _libraries.append(library)
+
+
+def _covers_its_storage(tensor: Any) -> bool:
+    if not isinstance(tensor, torch.Tensor):
+        return False
+    n_bytes = tensor.numel() * tensor.element_size()
+    if n_bytes != tensor.untyped_storage().nbytes():
+        return False
+    expected = 1  # dense and without overlap: strides multiply up
+    for stride, size in sorted(zip(tensor.stride(), tensor.size(), strict=True)):
+        if size != 1:
+            if stride != expected:
+                return False
+            expected *= size
+    return True
 
 
 def _collect(argument: Any, into: list[torch.Tensor]) -> None:

@@ -50,6 +50,41 @@ _NEVER_REPLAYED = frozenset(
     }
 )
 
+# Their results are often written through a raw pointer, unseen, by the C++ code that
+# asked for them: the value begins at the first full write that is seen.
+_BLANK = frozenset(
+    f"aten::{name}"
+    for name in [
+        "empty",
+        "empty_like",
+        "empty_strided",
+        "empty_permuted",
+        "new_empty",
+        "new_empty_strided",
+        "zeros",
+        "zeros_like",
+        "new_zeros",
+    ]
+)
+
+# In-place operators that overwrite their first argument without reading it.
+_OVERWRITES = frozenset(
+    f"aten::{name}"
+    for name in [
+        "bernoulli_",
+        "cauchy_",
+        "copy_",
+        "exponential_",
+        "fill_",
+        "geometric_",
+        "log_normal_",
+        "normal_",
+        "random_",
+        "uniform_",
+        "zero_",
+    ]
+)
+
 _SEEDED_WITHOUT_TAG = frozenset({"aten::rrelu_with_noise_", "aten::_fused_dropout"})
 
 # These change which storage a tensor has, or its size: the old value ends unseen.
@@ -76,6 +111,7 @@ class Facts:
     seeded: bool  # draws from a random generator
     replayable: bool  # pure up to its writes and its random draws
     rebinds: bool  # changes a tensor's storage or its size
+    overwrites: bool  # writes its first argument without reading it
     running_statistics: tuple[int, int, int | None] | None
 
 
@@ -120,6 +156,7 @@ def _derive(func: Any) -> Facts:
     tags = func.tags
     seeded = torch.Tag.nondeterministic_seeded in tags or name in _SEEDED_WITHOUT_TAG
     replayable = func.namespace in ("aten", "prims") and name not in _NEVER_REPLAYED
+    replayable = replayable and name not in _BLANK
     return Facts(
         name=name,
         views=views,
@@ -129,5 +166,6 @@ def _derive(func: Any) -> Facts:
         seeded=seeded,
         replayable=replayable and not writes_list,
         rebinds=name in _REBINDS,
+        overwrites=name in _OVERWRITES,
         running_statistics=statistics,
     )

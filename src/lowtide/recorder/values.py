@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-_use_count = torch._C._storage_Use_Count  # type: ignore[attr-defined]
+_use_count = torch._C._storage_Use_Count
 
 
 class Geometry(NamedTuple):
@@ -39,7 +39,7 @@ def geometry_of(tensor: torch.Tensor) -> Geometry:
         tensor.dtype,
         tuple(tensor.size()),
         tensor.stride(),
-        tensor.storage_offset(),
+        int(tensor.storage_offset()),
         tensor.is_conj(),
         tensor.is_neg(),
     )

@@ -51,7 +51,7 @@ class Hooks:
             return KeptWhole(tensor.detach())
         value = session.table.value_of(tensor)
         # the tensor itself would make a cycle with its own node, and hide a holder
-        with torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]
+        with Quiet():
             alias = tensor.detach()
         saved = Saved(alias, tensor._version, geometry_of(tensor))
         first = not value.saved and value.ledger is not session.ledger

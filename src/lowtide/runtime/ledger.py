@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -39,7 +40,7 @@ class Ledger:
         budget: int,
         counter: Counter,
         lane: DiskLane | None,
-        scheduler: Scheduler,
+        scheduler: Scheduler[Value],
         table: StorageTable,
     ) -> None:
         self.budget = budget
@@ -126,7 +127,8 @@ class Ledger:
         self.flights = still
 
     def _copy_failed(self, value: Value) -> None:
-        assert self.lane is not None and value.copy is not None
+        assert self.lane is not None
+        assert value.copy is not None
         try:
             value.copy.wait()
         except SpillError as error:
@@ -174,12 +176,10 @@ class Ledger:
             self._wait(copy)
 
     def _wait(self, transfer: Any) -> None:
-        try:
+        with suppress(SpillError):  # _land or the caller deals with a failed copy
             self.exposed += transfer.wait()
-        except SpillError:
-            pass  # _land or the caller deals with a failed copy
 
-    def _perform(self, action: str, value: Value) -> bool:  # type: ignore[override]
+    def _perform(self, action: str, value: Value) -> bool:
         if action == RELEASE:
             return self.release(value)
         if action == DROP:
@@ -284,7 +284,7 @@ class Ledger:
         for value in self.scheduler.early_writes():
             if self.flight_bytes > _IN_FLIGHT:
                 return
-            self.start_write(value)  # type: ignore[arg-type]
+            self.start_write(value)
 
     # -- returns ----------------------------------------------------------------
 
@@ -306,7 +306,8 @@ class Ledger:
 
     def start_read(self, value: Value) -> None:
         """Allocate memory for a swapped value and begin to read it."""
-        assert self.lane is not None and value.copy is not None
+        assert self.lane is not None
+        assert value.copy is not None
         with Quiet():
             tensor = torch.empty(value.nbytes, dtype=torch.uint8)
         read = self.lane.read(value.copy, tensor.data_ptr())

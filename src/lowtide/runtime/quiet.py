@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from types import TracebackType
 
 import torch
+
+from lowtide.recorder.dispatch import KEY
+
+_exclude = torch._C._dispatch_tls_set_dispatch_key_excluded
+_is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
 
 
 class Quiet:
     """A context in which lowtide's own operators neither record nor get recorded."""
 
-    __slots__ = ("_guards",)
+    __slots__ = ("_excluded", "_guards")
 
     def __enter__(self) -> None:
         """Enter the guards."""
-        self._guards = (
-            torch._C._DisableTorchDispatch(),  # type: ignore[attr-defined]
+        self._excluded = _is_excluded(KEY)
+        _exclude(KEY, True)
+        self._guards: tuple[AbstractContextManager[object], ...] = (
+            torch._C._DisableTorchDispatch(),
             torch._C._AutoDispatchBelowAutograd(),
             torch._C._DisableAutocast(),
         )
@@ -31,3 +39,4 @@ class Quiet:
         """Leave the guards, innermost first."""
         for guard in reversed(self._guards):
             guard.__exit__(kind, error, trace)
+        _exclude(KEY, self._excluded)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from lowtide.errors import LowtideError
-from lowtide.recorder.dispatch import Scratch
+from lowtide.recorder.dispatch import Blank, Scratch
 from lowtide.recorder.values import Op, Ref, Value, bytes_of, tensor_over
 from lowtide.runtime.ledger import Ledger
 from lowtide.runtime.quiet import Quiet
@@ -181,6 +181,9 @@ def _decode(argument: Any, storages: dict[int, torch.UntypedStorage]) -> Any:
         return tensor_over(storages[id(argument.value)], argument.geometry)
     if isinstance(argument, Scratch):
         return torch.zeros(argument.size, dtype=argument.dtype, device=argument.device)
+    if isinstance(argument, Blank):
+        fresh = torch.empty(argument.nbytes, dtype=torch.uint8)
+        return tensor_over(fresh.untyped_storage(), argument.geometry)
     if isinstance(argument, list):
         return [_decode(item, storages) for item in argument]
     return argument

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -40,7 +42,7 @@ from lowtide.scheduler.scheduler import Scheduler
 from lowtide.timeline import Kept, Timeline
 from lowtide.units import format_bytes
 
-_MARGIN = 1.01  # the smallest budget named, above the largest working set seen
+_MARGIN = 1.005  # the smallest budget named, above the largest working set seen
 _LEARNING = 2  # steps that may measure on after an operator did not fit
 _LONGEST = 200_000  # operators after which an iteration is ended in any case
 
@@ -164,7 +166,9 @@ class Session:
             read=lane.read_bandwidth if lane else 0.0,
         )
         self.table = StorageTable()
-        self.scheduler = Scheduler(self.rules, lanes, force=self.forced, seed=self.seed)
+        self.scheduler: Scheduler[Value] = Scheduler(
+            self.rules, lanes, force=self.forced, seed=self.seed
+        )
         self.ledger = Ledger(
             self.budget, self.counter, lane, self.scheduler, self.table
         )
@@ -198,7 +202,7 @@ class Session:
 
     def _attach(self) -> None:
         """Hook into torch: mode, saved tensors, optimizers, functorch, forks."""
-        self.recorder.__enter__()
+        self.recorder.attach()
         torch._C._autograd._push_saved_tensors_default_hooks(
             self.hooks.pack, self.hooks.unpack
         )
@@ -223,7 +227,7 @@ class Session:
         torch.autograd.graph.disable_saved_tensors_hooks = self._disable
         torch._C._autograd._pop_saved_tensors_default_hooks()
         self._optimizer_hook.remove()
-        self.recorder.__exit__(kind, error, trace)
+        self.recorder.detach()
         if not self.recorder.enabled:
             return  # a forked child: nothing here is its own
         self._summary = self._summarize()
@@ -367,10 +371,8 @@ class Session:
         if type(tensor) in (torch.Tensor, torch.nn.Parameter):
             kind = f"{tensor.layout}, {tensor.dtype}, {tensor.device.type}"
         tensors, n_bytes, example = self._whole.get(kind, (0, 0, str(tensor.shape)))
-        try:
+        with suppress(RuntimeError):  # some subclasses have no size of their own
             n_bytes += tensor.numel() * tensor.element_size()
-        except RuntimeError:
-            pass  # some subclasses have no size of their own
         self._whole[kind] = (tensors + 1, n_bytes, example)
 
     # -- lanes ------------------------------------------------------------------
@@ -407,7 +409,9 @@ class Session:
 
     def reading_bytes(self) -> int:
         """Return the bytes of prefetches under way."""
-        return sum(v.nbytes for v in self.scheduler.absent.values() if v.reading)
+        return sum(
+            v.nbytes for v in self.scheduler.absent.values() if v.reading is not None
+        )
 
     def _measure_pinned(self) -> int:
         """Return the live bytes that could not leave at this moment."""
@@ -562,7 +566,7 @@ class Session:
     def _summarize(self) -> Timeline:
         self._note_last_peak()
         ends = self._step_ends
-        gaps = [b - a for a, b in zip(ends, ends[1:], strict=False)]
+        gaps = [b - a for a, b in pairwise(ends)]
         totals = self._totals
         last = self.iterations.last
         lane = self.lane

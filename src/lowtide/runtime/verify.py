@@ -39,9 +39,9 @@ class Verifier:
             way = "recomputed" if value.dropped else "swapped"
             made_by = value.op.facts.name if value.op is not None else "a source"
             raise LowtideError(
-                f"verify: a {way} tensor of {value.nbytes} bytes made by {made_by} came "
-                "back with other bits. Please report this; policy='swap-only' avoids "
-                "recomputation meanwhile."
+                f"verify: a {way} tensor of {value.nbytes} bytes made by {made_by} "
+                "came back with other bits. Please report this; policy='swap-only' "
+                "avoids recomputation meanwhile."
             )
         self.checked += 1
 
@@ -49,4 +49,4 @@ class Verifier:
 def _digest(storage: torch.UntypedStorage) -> bytes:
     with Quiet():
         view = bytes_of(storage).numpy()
-    return hashlib.blake2b(view, digest_size=16).digest()
+    return hashlib.blake2b(view.data, digest_size=16).digest()

@@ -16,12 +16,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 from lowtide.scheduler.director import KEEP, RECOMPUTE, SWAP, Lanes, Rules, judge
 
 RELEASE, DROP, WRITE, WAIT = "release", "drop", "write", "wait"
-Action = tuple[str, "Candidate"]
 
 
 class Candidate(Protocol):
@@ -44,7 +43,10 @@ class Candidate(Protocol):
         """Seconds to compute it again now; None where that cannot be done."""
 
 
-class Scheduler:
+V = TypeVar("V", bound=Candidate)
+
+
+class Scheduler(Generic[V]):
     """Filter, director and prefetcher over the values of the current iteration."""
 
     def __init__(self, rules: Rules, lanes: Lanes, *, force: bool, seed: int) -> None:
@@ -52,15 +54,15 @@ class Scheduler:
         self.lanes = lanes
         self.force = force
         self.random = random.Random(seed)
-        self.present: dict[int, Candidate] = {}  # in memory, in order of saving
-        self.to_write: dict[int, Candidate] = {}
-        self.copied_out: dict[int, Candidate] = {}  # in memory and on a lower tier
-        self.to_drop: dict[int, Candidate] = {}
-        self.absent: dict[int, Candidate] = {}  # swapped out, in order of leaving
+        self.present: dict[int, V] = {}  # in memory, in order of saving
+        self.to_write: dict[int, V] = {}
+        self.copied_out: dict[int, V] = {}  # in memory and on a lower tier
+        self.to_drop: dict[int, V] = {}
+        self.absent: dict[int, V] = {}  # swapped out, in order of leaving
 
     # -- events ---------------------------------------------------------------
 
-    def saved(self, value: Candidate, planned: int | None) -> None:
+    def saved(self, value: V, planned: int | None) -> None:
         """A value was saved for the first time; `planned` from a trace, if any."""
         if planned is None:
             planned = self._judge(value)
@@ -71,24 +73,24 @@ class Scheduler:
         elif planned == RECOMPUTE:
             self.to_drop[id(value)] = value
 
-    def copied(self, value: Candidate) -> None:
+    def copied(self, value: V) -> None:
         """A value's copy on the lower tier is complete."""
         self.copied_out[id(value)] = value
 
-    def left(self, value: Candidate, *, swapped: bool) -> None:
+    def left(self, value: V, *, swapped: bool) -> None:
         """A value's bytes left memory."""
         self.gone(value)
         if swapped:
             self.absent[id(value)] = value
 
-    def returned(self, value: Candidate) -> None:
+    def returned(self, value: V) -> None:
         """A value's bytes are in memory again."""
         self.absent.pop(id(value), None)
         self.present[id(value)] = value
         if value.clean:
             self.copied_out[id(value)] = value
 
-    def gone(self, value: Candidate) -> None:
+    def gone(self, value: V) -> None:
         """Nobody needs the value any more, or it may not be touched."""
         key = id(value)
         self.present.pop(key, None)
@@ -97,17 +99,17 @@ class Scheduler:
         self.to_drop.pop(key, None)
         self.absent.pop(key, None)
 
-    def write_started(self, value: Candidate) -> None:
+    def write_started(self, value: V) -> None:
         """A copy of the value is on its way."""
         self.to_write.pop(id(value), None)
 
     # -- actions --------------------------------------------------------------
 
-    def early_writes(self) -> Iterator[Candidate]:
+    def early_writes(self) -> Iterator[V]:
         """Yield planned swaps whose copy has not begun, oldest first."""
         yield from list(self.to_write.values())
 
-    def forced(self) -> Iterator[Action]:
+    def forced(self) -> Iterator[tuple[str, V]]:
         """Yield an action for every value: the regime of the exactness tests."""
         for value in list(self.present.values()):
             if value.plan == SWAP:
@@ -115,7 +117,7 @@ class Scheduler:
             elif value.plan == RECOMPUTE:
                 yield DROP, value
 
-    def victims(self) -> Iterator[Action]:
+    def victims(self) -> Iterator[tuple[str, V]]:
         """Yield actions that free memory, best first; each may be refused."""
         for value in list(self.copied_out.values()):
             yield RELEASE, value
@@ -133,7 +135,7 @@ class Scheduler:
         for value in present:
             yield from self._any_way(value)
 
-    def returns(self, position: int) -> list[Candidate]:
+    def returns(self, position: int) -> list[V]:
         """Return swapped values in the order in which they will be wanted."""
         absent = list(self.absent.values())
         if all(value.next_use >= position for value in absent):
@@ -142,7 +144,7 @@ class Scheduler:
 
     # -- choices --------------------------------------------------------------
 
-    def _any_way(self, value: Candidate) -> Iterator[Action]:
+    def _any_way(self, value: V) -> Iterator[tuple[str, V]]:
         """Yield the better way out for one value, then the other."""
         if value.clean:
             return
@@ -155,7 +157,7 @@ class Scheduler:
                 continue
             yield way, value
 
-    def _judge(self, value: Candidate) -> int:
+    def _judge(self, value: V) -> int:
         if self.rules.name == "random":
             return self.random.choice((SWAP, RECOMPUTE, KEEP))
         if self.rules.name == "keep":
