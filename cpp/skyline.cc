@@ -67,6 +67,9 @@ int Skyline::Lift(int run, int from, int to, Bytes level, int block) {
   };
   if (before < 0) {
     // The whole circle: what is left of it runs from `to` round to `from`.
+    const int turn = from - Wrap(from);
+    from -= turn;
+    to -= turn;
     append(from, to, level, block);
     append(to, from + sections_, old.level, -1);
   } else {
