@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
 from types import TracebackType
+from typing import Any
 
 import torch
 
@@ -22,12 +22,13 @@ class Quiet:
         """Enter the guards."""
         self._excluded = _is_excluded(KEY)
         _exclude(KEY, True)
-        self._guards: tuple[AbstractContextManager[object], ...] = (
+        guards: list[Any] = [
             torch._C._DisableTorchDispatch(),
             torch._C._AutoDispatchBelowAutograd(),
             torch._C._DisableAutocast(),
-        )
-        for guard in self._guards:
+        ]
+        self._guards = guards
+        for guard in guards:
             guard.__enter__()
 
     def __exit__(
