@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import torch
 
 from lowtide.errors import LowtideError
-from lowtide.recorder.schemas import Facts, facts_of
+from lowtide.recorder.schemas import Facts, facts_of, only_aliases
 from lowtide.recorder.values import (
     Op,
     Ref,
@@ -272,7 +272,32 @@ def _install_fallback() -> None:
             f"lowtide cannot observe operators in torch {torch.__version__}: its "
             f"dispatch key {KEY!r} is missing or in use ({error})."
         ) from error
-    _libraries.append(library)
+    _libraries.extend((library, _passing_views()))
+
+
+def _passing_views() -> torch.library.Library:
+    """Let operators that only return aliases pass unseen.
+
+    They touch no bytes, so there is nothing to see and time to save; and a result
+    that has been through Python has a Python object already, which C++ code that makes
+    a subclass of it (`nn.Parameter`, `as_subclass`) refuses.
+    """
+    library = torch.library.Library("aten", "IMPL")
+    known = set(torch._C._dispatch_get_all_op_names())
+    for schema in torch._C._jit_get_all_schemas():
+        name = schema.name
+        if schema.overload_name:
+            name += f".{schema.overload_name}"
+        if (
+            name.startswith("aten::")
+            and name in known
+            and only_aliases(schema)
+            and not torch._C._dispatch_has_kernel_for_dispatch_key(
+                name, "CompositeImplicitAutograd"
+            )
+        ):
+            library.impl(name[len("aten::") :], torch.library.fallthrough_kernel, KEY)
+    return library
 
 
 def _covers_its_storage(tensor: Any) -> bool:

@@ -126,6 +126,17 @@ def facts_of(func: Any) -> Facts:
     return found
 
 
+def only_aliases(schema: Any) -> bool:
+    """Say whether an operator writes nothing and returns only views of its inputs."""
+    return (
+        not any(
+            a.alias_info is not None and a.alias_info.is_write for a in schema.arguments
+        )
+        and len(schema.returns) > 0
+        and all(r.alias_info is not None for r in schema.returns)
+    )
+
+
 def _derive(func: Any) -> Facts:
     schema = func._schema
     name: str = schema.name
@@ -147,12 +158,7 @@ def _derive(func: Any) -> Facts:
     statistics = _RUNNING_STATISTICS.get(name)
     if statistics is not None:
         writes = sorted({*writes, statistics[0], statistics[1]})
-    views = func.namespace == "profiler" or (
-        not writes
-        and not named
-        and len(schema.returns) > 0
-        and all(r.alias_info is not None for r in schema.returns)
-    )
+    views = func.namespace == "profiler" or only_aliases(schema)
     tags = func.tags
     seeded = torch.Tag.nondeterministic_seeded in tags or name in _SEEDED_WITHOUT_TAG
     replayable = func.namespace in ("aten", "prims") and name not in _NEVER_REPLAYED
