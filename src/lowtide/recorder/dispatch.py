@@ -20,6 +20,7 @@ from typing import Any, Protocol
 import torch
 
 from lowtide.errors import LowtideError
+from lowtide.recorder.exports import Exports
 from lowtide.recorder.schemas import Facts, facts_of, only_aliases
 from lowtide.recorder.values import (
     Op,
@@ -105,11 +106,27 @@ class Recorder:
         _install_fallback()
         _seeing[:] = [self]
         _include(KEY, True)
+        self._exports = Exports(self._exported)
 
     def detach(self) -> None:
         """See nothing any more."""
+        self._exports.close()
         _include(KEY, False)
         _seeing.clear()
+
+    def _exported(self, tensor: torch.Tensor) -> None:
+        """Note that others, who write unseen, are about to share a tensor's bytes."""
+        if not self.enabled or not is_plain(tensor, self.device_type):
+            return
+        value = self.table.lookup(tensor)
+        if value is not None:
+            value.kept_because = value.kept_because or "shared with NumPy or by DLPack"
+            _exclude(KEY, True)
+            with torch.inference_mode(False), torch.no_grad():
+                value.expose()
+            _exclude(KEY, False)
+            self.listener.before_write(value)
+            self.table.end(tensor)
 
     def observe(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Run one operator under observation."""
@@ -163,6 +180,8 @@ class Recorder:
             if not is_plain(argument, self.device_type):
                 raise Opaque
             value = self.table.value_of(argument)
+            if value.foreign and _is_parameter(argument):
+                value.foreign = False
             inputs.append(value)
             return Ref(value, geometry_of(argument))
         if isinstance(argument, (list, tuple)):
@@ -244,6 +263,17 @@ class Recorder:
                 known.append(tensor)
                 self.listener.before_write(value)
         return known
+
+
+def _is_parameter(tensor: torch.Tensor) -> bool:
+    """Say whether a tensor in foreign memory (a mapped checkpoint) is a parameter.
+
+    Nobody writes a parameter but by operators: NumPy refuses what requires a gradient.
+    """
+    owner = tensor._base if tensor._is_view() else tensor
+    return owner is not None and (
+        owner.requires_grad or isinstance(owner, torch.nn.Parameter)
+    )
 
 
 _seeing: list[Recorder] = []  # the one that observes now, if any

@@ -13,6 +13,7 @@ the caller keeps the tensor itself.
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections import deque
 from typing import Any, NamedTuple
@@ -60,6 +61,16 @@ def bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
     """Make a flat byte tensor over a whole storage (it counts as one holder)."""
     tensor = torch.empty(0, dtype=torch.uint8, device=storage.device)
     return tensor.set_(storage, 0, (storage.nbytes(),), (1,))
+
+
+def _lone_references() -> int:
+    """Count the references to a storage's object that whoever asks for it sees."""
+    tensor = torch.empty(0)
+    storage = tensor.untyped_storage()
+    return sys.getrefcount(storage)
+
+
+_ALONE = _lone_references()
 
 
 class Ref(NamedTuple):
@@ -121,6 +132,7 @@ class Value:
         "birth",
         "copy",
         "dropped",
+        "foreign",
         "hold",
         "kept_because",
         "last_use",
@@ -153,6 +165,7 @@ class Value:
         self.away = False  # saved, but its bytes are not in memory
         self.dropped = False  # away, and to be computed again
         self.pins = 0  # dropped values that descend from this one, directly
+        self.foreign = False  # written by others, unseen: NumPy, a file, a process
         self.kept_because: str | None = None
         self.birth = 0  # operator index at which it was made
         self.last_use = 0
@@ -190,7 +203,7 @@ class Value:
 
     def own_references(self) -> int:
         """Count the tensors through which lowtide itself holds the storage."""
-        count = sum(1 for saved in self.saved.values() if saved.alias is not None)
+        count = sum(1 for saved in list(self.saved.values()) if saved.alias is not None)
         return count + sum(
             1 for own in (self.base, self.hold, self.transfer) if own is not None
         )
@@ -198,28 +211,44 @@ class Value:
     def held_by_others(self) -> bool:
         """Say whether anyone but lowtide could read or write this storage.
 
-        The storage's Python object counts as one reference beside ours.
+        The storage's Python object counts as one reference beside ours; the program
+        may hold that object itself.
         """
         storage = self.storage()
-        if storage is None:
+        if storage is None or sys.getrefcount(storage) > _ALONE:
             return True
         return bool(_use_count(storage._cdata) - 1 > self.own_references())
+
+    @property
+    def trusted(self) -> bool:
+        """Whether its bytes are in memory, and nobody can have changed them unseen."""
+        return not self.foreign and self.storage() is not None
 
     @property
     def resident(self) -> bool:
         """Whether lowtide holds this value's bytes in memory."""
         if self.base is not None or self.hold is not None:
             return True
-        return any(saved.alias is not None for saved in self.saved.values())
+        return any(saved.alias is not None for saved in list(self.saved.values()))
 
     @property
     def wanted(self) -> bool:
         """Whether anything still needs the bytes themselves."""
         return bool(self.saved) or (self.pins > 0 and self.op is None)
 
+    def expose(self) -> None:
+        """Let every saved tensor see, from now on, what others write to the bytes."""
+        if self.base is None:
+            return
+        for saved in list(self.saved.values()):
+            if saved.alias is None:
+                saved.alias = tensor_over(self.base.untyped_storage(), saved.geometry)
+                saved.version = saved.alias._version
+        self.base = None
+
     def release_memory(self) -> None:
         """Let go of the bytes in memory (a copy or the lineage stays)."""
-        for saved in self.saved.values():
+        for saved in list(self.saved.values()):
             saved.alias = None
         self.base = None
         self.hold = None
@@ -257,7 +286,7 @@ def replay_cost(value: Value, limit: int = 64) -> tuple[float | None, int]:
         touched = op.need
         for parent in op.inputs:
             touched += parent.nbytes
-            if parent.copy is not None or parent.storage() is not None:
+            if parent.copy is not None or parent.trusted:
                 continue
             if parent.op is None or len(seen) >= limit:
                 return None, 0
@@ -289,7 +318,7 @@ def recoverable(value: Value) -> bool:
         seen.add(id(parent))
         if parent.op is not None:
             path.append((parent, 0))
-        elif parent.storage() is None and parent.copy is None:
+        elif parent.copy is None and not parent.trusted:
             for lost, _ in path:
                 lost.op = None
             return False
@@ -348,6 +377,7 @@ class StorageTable:
         if old is not None:
             old.reference = None  # what the storage holds now is not that value
         value = Value(reference, storage.nbytes())
+        value.foreign = not storage.resizable()
         self._values[key] = value
         return value
 

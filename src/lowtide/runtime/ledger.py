@@ -211,9 +211,13 @@ class Ledger:
             return False
         if value.kept_because is not None:
             return False
+        if value.foreign:
+            value.kept_because = "in memory of NumPy, a file or another process"
+            self.scheduler.gone(value)
+            return False
         if value.held_by_others():
             return False
-        for saved in value.saved.values():
+        for saved in list(value.saved.values()):
             alias = saved.alias
             if alias is not None and alias._version != saved.version:
                 value.kept_because = "modified in place after it was saved"
@@ -373,16 +377,20 @@ class Ledger:
 
     def before_write(self, value: Value) -> None:
         """A storage is about to be overwritten: save what its old value owes."""
+        if value.writing:
+            self._wait(value.copy)  # what goes to disk must be the old value
         if value.pins and value.op is None:
             storage = value.storage()
             if storage is not None and value.base is None:
                 with Quiet():
                     value.hold = bytes_of(storage).clone()
         if value.base is not None:
-            for saved in value.saved.values():
+            for saved in list(value.saved.values()):
                 if saved.alias is None:
                     saved.spoiled = "was modified in place after it had been unpacked"
             value.base = None
         if value in self.alive:
-            value.kept_because = "modified in place after it was saved"
+            value.kept_because = (
+                value.kept_because or "modified in place after it was saved"
+            )
             self.scheduler.gone(value)

@@ -59,7 +59,7 @@ def _missing(value: Value) -> tuple[list[Op], dict[int, int]]:
         ops[op.index] = op
         for parent in dict.fromkeys(op.inputs):
             uses[id(parent)] = uses.get(id(parent), 0) + 1
-            if parent.copy is None and parent.storage() is None:
+            if parent.copy is None and not parent.trusted:
                 stack.append(parent)
     return [ops[i] for i in sorted(ops)], uses
 
