@@ -1,0 +1,1 @@
+"""The planner: values in, a plan out. Pure: no torch, no clock, no hidden state."""
