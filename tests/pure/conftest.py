@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.pure.blocks import memories
 
 from lowtide.runtime.transfers import DiskLane
+from tests.pure.blocks import memories
 
 
 @pytest.fixture

@@ -13,6 +13,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from lowtide.errors import SpillError
+from lowtide.runtime.jobs import Track
+from lowtide.runtime.spill import DiskCalls
+from lowtide.runtime.transfers import DiskLane
 from tests.pure.blocks import (
     MANY,
     PATIENCE_SECONDS,
@@ -21,11 +26,6 @@ from tests.pure.blocks import (
     failing,
     round_trip,
 )
-
-from lowtide.errors import SpillError
-from lowtide.runtime.jobs import Track
-from lowtide.runtime.spill import DiskCalls
-from lowtide.runtime.transfers import DiskLane
 
 pytestmark = pytest.mark.filterwarnings("ignore:the spill directory")
 

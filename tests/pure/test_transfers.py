@@ -9,12 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.pure.blocks import MANY, Block, Gate, failing, round_trip
 
 from lowtide.errors import SpillError
 from lowtide.runtime.jobs import Track
 from lowtide.runtime.spill import DiskCalls, spill_directory
 from lowtide.runtime.transfers import DiskLane, Read
+from tests.pure.blocks import MANY, Block, Gate, failing, round_trip
 
 pytestmark = pytest.mark.filterwarnings("ignore:the spill directory")
 

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from tests.torch.processes import succeeds
 from torch.profiler import ProfilerActivity, profile
 
 from lowtide.runtime.allocator import NativeCounter, PythonCounter, adopt, install
+from tests.torch.processes import succeeds
 
 PAGED_FROM = 65_536
 SIZES = [1, 63, 64, 65, 4095, 65_535, 65_536, 65_537, 1_000_003, 40_000_001]

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.torch.processes import succeeds
 
 from lowtide.runtime import allocator, shim
 from lowtide.runtime.allocator import PythonCounter
+from tests.torch.processes import succeeds
 
 FIRST_USE = """
 from lowtide.runtime.allocator import install
