@@ -3,7 +3,6 @@
 
 from dataclasses import dataclass
 
-import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
@@ -129,12 +128,6 @@ TestEvents.settings = settings(
 )
 
 
-LATE = pytest.mark.xfail(
-    strict=True, reason="copied() enters values that are not in memory as victims"
-)
-
-
-@LATE
 def test_a_copy_that_lands_after_its_value_may_not_be_touched_is_no_victim() -> None:
     scheduler = scheduler_of()
     item = Item()
@@ -147,7 +140,6 @@ def test_a_copy_that_lands_after_its_value_may_not_be_touched_is_no_victim() -> 
     assert list(scheduler.victims()) == []
 
 
-@LATE
 def test_a_copy_reported_after_its_value_was_released_is_no_victim() -> None:
     scheduler = scheduler_of()
     item = Item(clean=True)

@@ -203,19 +203,7 @@ def test_an_iteration_longer_than_its_forecast_is_unknown_from_there() -> None:
     assert save_all(iterations, shape(1, 2, 3)) == [KEEP, KEEP, None]
 
 
-@pytest.mark.parametrize(
-    "repeats",
-    [
-        1,
-        pytest.param(
-            8,
-            marks=pytest.mark.xfail(
-                strict=True,
-                reason="a shape repeated often no longer claims its beginnings",
-            ),
-        ),
-    ],
-)
+@pytest.mark.parametrize("repeats", [1, 8])
 def test_the_latest_of_two_with_one_beginning_is_foretold(repeats: int) -> None:
     iterations = iterations_of()
     for _ in range(repeats):
@@ -244,9 +232,6 @@ def test_a_plan_is_made_for_the_live_bytes_at_the_start() -> None:
     assert forecast.planned_peak == before
 
 
-@pytest.mark.xfail(
-    strict=True, reason="a forecast is not planned again when its base has grown"
-)
 @pytest.mark.parametrize("repeats", [1, 5])
 def test_an_iteration_that_starts_with_more_gets_a_plan_for_that(repeats: int) -> None:
     sizes = [2 * MIB] * 4

@@ -21,6 +21,7 @@ from lowtide.trace import OPS, VALUES, Trace
 
 _KNOWN = 64  # iterations of different shape remembered
 _REPLANS = 3  # times a repeated iteration is planned afresh
+_REBASE = 0.002  # of the budget: growth at the start that calls for a new plan
 
 
 @dataclass(slots=True)
@@ -34,6 +35,7 @@ class Forecast:
     planned_peak: int
     prefixes: list[int]
     seen: int = 1
+    growth: int = 0  # live bytes at the start, above those of the trace
 
 
 class Iterations:
@@ -83,12 +85,20 @@ class Iterations:
         found = self._by_prefix.get(self._hash)
         if found is not self.forecast:
             self.forecast = found
+            if found is not None:
+                self._rebase(found)
             self._foretell()
         elif found is not None:
             value.next_use = int(found.trace.values["first_use"][slot])
         if found is None or value.op is None:
             return None
         return int(found.plan[slot])
+
+    def _rebase(self, forecast: Forecast) -> None:
+        """Plan again where the iteration starts with other live bytes than before."""
+        growth = self._base - forecast.base
+        if abs(growth - forecast.growth) > _REBASE * self.budget:
+            self.plan(forecast, self._base)
 
     def _foretell(self) -> None:
         """Hand the forecast's next uses to every value saved so far."""
@@ -100,6 +110,13 @@ class Iterations:
         uses = forecast.trace.values["first_use"]
         for value, use in zip(self.slots, uses, strict=False):
             value.next_use = int(use)
+
+    def load_between(self, start: int, stop: int) -> int | None:
+        """Return the largest load foretold: bytes not managed by us, plus need."""
+        if self.forecast is None:
+            return None
+        ahead = self.forecast.load[max(start, 0) : stop]
+        return int(ahead.max()) + self.forecast.growth if len(ahead) else None
 
     def use(self, value: Value, position: int) -> None:
         """Note that autograd asked for a value."""
@@ -123,6 +140,7 @@ class Iterations:
         known = self._by_key.get(self._hash)
         if known is not None and known.seen >= _REPLANS:
             known.seen += 1
+            self._claim(known)
             return known
         trace = Trace(
             np.array(self.ops, dtype=OPS),
@@ -139,15 +157,12 @@ class Iterations:
             seen=1 if known is None else known.seen + 1,
         )
         self.plan(forecast, self._base)
-        self._forget_old(forecast)
-        self._by_key[self._hash] = forecast
-        for prefix in self._prefixes:
-            self._by_prefix[prefix] = forecast
+        self._claim(forecast)
         return forecast
 
     def plan(self, forecast: Forecast, base: int) -> None:
         """Plan a remembered iteration for the live bytes at its start."""
-        grown = base - forecast.base
+        grown = forecast.growth = base - forecast.base
         target = int(self.budget * 0.99) - grown
         trace = forecast.trace
         forecast.plan = assign(trace, target, self.lanes, self.rules)
@@ -164,11 +179,16 @@ class Iterations:
         )
         forecast.planned_peak = int((plain + np.cumsum(away)[:-1]).max()) + grown
 
-    def _forget_old(self, forecast: Forecast) -> None:
-        old = self._by_key.pop(forecast.trace.key, None)
+    def _claim(self, forecast: Forecast) -> None:
+        """Make this the latest iteration, which its beginnings foretell."""
+        key = forecast.trace.key
+        old = self._by_key.pop(key, None)
         if old is None and len(self._by_key) >= _KNOWN:
             old = self._by_key.pop(next(iter(self._by_key)))
-        if old is not None:
+        if old is not None and old is not forecast:
             for prefix in old.prefixes:
                 if self._by_prefix.get(prefix) is old:
                     del self._by_prefix[prefix]
+        self._by_key[key] = forecast
+        for prefix in forecast.prefixes:
+            self._by_prefix[prefix] = forecast

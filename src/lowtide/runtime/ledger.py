@@ -56,6 +56,7 @@ class Ledger:
         self.alive: set[Value] = set()  # values with saved tensors
         self.exposed = 0.0  # seconds spent waiting for copies
         self.replay: Callable[[Value], None]
+        self.replay_fits: Callable[[Value], bool] = lambda _: True
         self.swapped_bytes = self.dropped_bytes = 0  # released in this iteration
         self.verifier: Any = None
         self.undroppable: frozenset[int] | set[int] = frozenset()  # ids, in a replay
@@ -262,7 +263,7 @@ class Ledger:
             return False
         if value.op is None or not self.movable(value):
             return False
-        if not recoverable(value):
+        if not recoverable(value) or not self.replay_fits(value):
             return False
         value.dropped = True
         self._pin_parents(value)

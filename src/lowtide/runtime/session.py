@@ -22,7 +22,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from lowtide.errors import BudgetError, LowtideError
 from lowtide.recorder.dispatch import Recorder
-from lowtide.recorder.values import StorageTable, Value
+from lowtide.recorder.values import StorageTable, Value, replay_cost
 from lowtide.runtime import allocator
 from lowtide.runtime.devices import (
     resolve_budget,
@@ -177,6 +177,7 @@ class Session:
         if self.verify:
             self.ledger.verifier = Verifier()
         self.iterations = Iterations(self.budget, lanes, self.rules)
+        self.ledger.replay_fits = self._replay_fits
         self.recorder = Recorder(self.table, self, self.device_type)
         self.hooks = Hooks(self)
         self._needs: dict[Signature, int] = {}
@@ -388,19 +389,18 @@ class Session:
         if torch.is_grad_enabled() or self._overrun:
             return
         position = self.recorder.index - 1  # of the operator about to run
-        forecast = self.iterations.forecast
         live = self.counter.live.value
         for value in self.scheduler.returns(position):
             if value.reading is not None:
                 continue
-            if forecast is None:
+            load = self.iterations.load_between(
+                position, max(value.next_use, position) + 1
+            )
+            if load is None:
                 room = self.budget - live - 2 * self._largest_need
             else:
-                stop = max(value.next_use, position) + 1
-                ahead = forecast.load[position:stop]
                 managed = self.ledger.managed + self.reading_bytes()
-                worst = int(ahead.max()) if len(ahead) else self._largest_need
-                room = self.budget - worst - managed
+                room = self.budget - load - managed
             room = min(room, self.budget - live - self._current_need)
             if value.nbytes > room or not value.clean:
                 return
@@ -419,7 +419,23 @@ class Session:
         movable = sum(
             v.nbytes for v in ledger.alive if v.reading is not None or ledger.movable(v)
         )
+        movable += sum(v.nbytes for _, v, _ in ledger.flights if v not in ledger.alive)
         return int(self.counter.live.value - movable)
+
+    def _replay_fits(self, value: Value) -> bool:
+        """Say whether a value could be computed again when it is wanted.
+
+        A replay needs its inputs and outputs beside what is there then. Where that
+        would not fit, a copy is the only way back.
+        """
+        if self.lane is None or self.forced:
+            return True
+        scratch = replay_cost(value)[1]
+        use = value.next_use
+        load = self.iterations.load_between(use, use + 1) if use >= 0 else None
+        if load is None:
+            load = self.counter.live.value - self.ledger.managed + self._largest_need
+        return load + scratch <= self.budget
 
     # -- iterations -------------------------------------------------------------
 

@@ -22,7 +22,6 @@ from lowtide.trace import Trace
 
 KEEP, SWAP, RECOMPUTE = 0, 1, 2
 
-# Values that may depend on each other's replay at most this deep.
 _HIDDEN_COST = 0.06  # seconds of compute lost per second of a hidden copy
 _SMALL = 32 << 10  # bytes below which moving a value is not worth an action
 

@@ -75,7 +75,8 @@ class Scheduler(Generic[V]):
 
     def copied(self, value: V) -> None:
         """A value's copy on the lower tier is complete."""
-        self.copied_out[id(value)] = value
+        if id(value) in self.present:  # else it has died or left meanwhile
+            self.copied_out[id(value)] = value
 
     def left(self, value: V, *, swapped: bool) -> None:
         """A value's bytes left memory."""
