@@ -13,6 +13,7 @@ namespace lowtide {
 namespace {
 
 constexpr double kNone = -1.0;  // keys are positive
+constexpr int kLooksPerNode = 1024;  // at a block, in PlaceInOrder
 constexpr int kNever = std::numeric_limits<int>::max();
 
 struct Placed {
@@ -68,7 +69,7 @@ std::optional<Placement> PlaceInOrder(const Problem& problem,
     placed.insert(at, {offset, offset + bytes, first, length});
     placement.offsets[i] = offset;
     placement.height = std::max(placement.height, offset + bytes);
-    if (!limits.Spend(1 + static_cast<std::int64_t>(placed.size()) / 64)) {
+    if (!limits.Spend(1 + static_cast<std::int64_t>(placed.size()) / kLooksPerNode)) {
       return std::nullopt;
     }
   }

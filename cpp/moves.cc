@@ -10,6 +10,7 @@ namespace lowtide {
 namespace {
 
 constexpr std::int64_t kLooksPerNode = 128;
+constexpr std::int64_t kLooksPerMove = 8;  // moves get sorted
 
 }  // namespace
 
@@ -205,6 +206,7 @@ class Moves::Scan {
 
   void Append(int block, int real_from, int from, Bytes lost,
               std::vector<Move>* moves) const {
+    moves_.looked_at_ += kLooksPerMove;
     const double closed = static_cast<double>(lost) * (from - from_);
     const int end = run_ + to_ - from_;
     const int closed_from = mirrored_ ? end - (from - from_) : run_;
@@ -243,6 +245,7 @@ void Moves::ListFlat(const Skyline& sky, int run,
   const int n = blocks();
   for (int i = ahead_.open.Next(0, n); i < n; i = ahead_.open.Next(i + 1, n)) {
     if (TwinComesFirst(i)) continue;
+    looked_at_ += kLooksPerMove;
     const int from = first(i) < run ? first(i) + sections_ : first(i);
     moves->push_back({i, from, run, run, sky.level(run), 0.0});
   }

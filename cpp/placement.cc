@@ -15,7 +15,8 @@
 namespace lowtide {
 namespace {
 
-constexpr std::size_t kMostForFits = 20'000;  // the fits are quadratic
+constexpr std::size_t kMostForFits = 20'000;      // they are quadratic
+constexpr std::size_t kMostForDecisions = 5'000;  // beyond, chance does better
 constexpr std::int64_t kRestartNodes = 500;   // of the shortest decision
 
 // 1 1 2 1 1 2 4 1 1 2 1 1 2 4 8 ...: restarts of these lengths lose no more
@@ -160,6 +161,7 @@ void Part::Decide(Bytes capacity, std::int64_t nodes, Random& random,
 void Part::Improve(Bytes enough, Random& random, Limits& limits) {
   const std::int64_t nodes = 2000 << std::min<std::int64_t>(round_++, 40);
   FillWithNoise(nodes, enough, random, limits);
+  if (problem_.blocks.size() > kMostForDecisions) return;
   const auto lowest = [&] { return std::max(bound_, enough / unit_ * unit_); };
   if (!done(enough)) Decide(lowest(), nodes, random, limits);
   if (!done(enough)) {
