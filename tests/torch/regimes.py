@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import nn
 
 from lowtide.runtime.session import Session
 from tests.compare import describe_difference, random_state, seed_everything
@@ -89,3 +90,25 @@ def check_error(program: Callable[[], object], words: str) -> None:
         with forced(policy):
             found = raised_by(program)
         assert words in found, f"{policy}: {found}"
+
+
+def deep(width: int = 64, depth: int = 6) -> nn.Sequential:
+    """Build a network with dropout that is as deep as asked."""
+    layers: list[nn.Module] = []
+    for _ in range(depth):
+        layers += [nn.Linear(width, width), nn.Tanh(), nn.Dropout(0.1)]
+    return nn.Sequential(*layers)
+
+
+def train(net: nn.Module, rows: int = 64, steps: int = 3) -> list[Any]:
+    """Train a network; its losses, parameters and gradients."""
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    width = net[0].in_features
+    losses = []
+    for _ in range(steps):
+        loss = net(torch.randn(rows, width)).exp().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+    return [*losses, *net.parameters(), *(p.grad for p in net.parameters())]
