@@ -59,8 +59,10 @@ def build(
     if checkpoint:
         for block in blocks:
             # Set on the instance, so that hooks and state_dict keys stay as they are.
-            forward = functools.partial(checkpointed, block.forward, use_reentrant=False)
-            block.forward = forward  # type: ignore[method-assign]
+            forward = functools.partial(
+                checkpointed, block.forward, use_reentrant=False
+            )
+            block.forward = forward
     return training
 
 
@@ -89,9 +91,8 @@ def _resnet50(sizes: Flags) -> tuple[Training, Iterable[nn.Module]]:
     model = ResNetForImageClassification(config)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     training = Training(model, optimizer, lambda: _pictures(sizes, 1000), _classify)
-    return training, [
-        block for stage in model.resnet.encoder.stages for block in stage.layers
-    ]
+    stages = model.resnet.encoder.stages
+    return training, [block for stage in stages for block in stage.layers]
 
 
 def _swin(sizes: Flags) -> tuple[Training, Iterable[nn.Module]]:
@@ -101,7 +102,9 @@ def _swin(sizes: Flags) -> tuple[Training, Iterable[nn.Module]]:
     model = SwinForImageClassification(config)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     training = Training(model, optimizer, lambda: _pictures(sizes, 1000), _classify)
-    return training, [block for stage in model.swin.encoder.layers for block in stage.blocks]
+    return training, [
+        block for stage in model.swin.encoder.layers for block in stage.blocks
+    ]
 
 
 def _gpt2(sizes: Flags) -> tuple[Training, Iterable[nn.Module]]:
@@ -203,7 +206,7 @@ class UNet(nn.Module):
         skips.pop()
         for up, join in zip(self.up, self.join, strict=True):
             x = join(torch.cat([skips.pop(), up(x)], dim=1))
-        return self.head(x)  # type: ignore[no-any-return]
+        return self.head(x)
 
 
 def _unet(sizes: Flags) -> tuple[Training, Iterable[nn.Module]]:
