@@ -6,9 +6,9 @@ operator allocates. It performs nothing else. Cost: about 10 us an operator, as 
 again where lineage is kept.
 
 Not a `TorchDispatchMode`: while one is active, PyTorch computes some gradients by
-other formulas (those meant for tensor subclasses), whose last bit differs. A fallback
-kernel on a dispatch key that ordinary programs leave unused sees the same operators
-and changes nothing; like a mode it follows autograd into its threads.
+other formulas (those meant for tensor subclasses), whose last bit differs. Kernels on a
+dispatch key that ordinary programs leave unused see the same operators and change
+nothing; like a mode they follow autograd into its threads.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from typing import Any, Protocol
 
 import torch
 
-from lowtide.errors import LowtideError
 from lowtide.recorder.exports import Exports
-from lowtide.recorder.schemas import Facts, facts_of, only_aliases
+from lowtide.recorder.key import KEY, observe_with, stop_observing
+from lowtide.recorder.schemas import Facts, facts_of
 from lowtide.recorder.values import (
     Op,
     Ref,
@@ -30,9 +30,6 @@ from lowtide.recorder.values import (
     geometry_of,
 )
 
-KEY = "Fake"  # below autograd and functorch, above the backends; unused by eager code
-
-_include = torch._C._dispatch_tls_set_dispatch_key_included
 _exclude = torch._C._dispatch_tls_set_dispatch_key_excluded
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -103,16 +100,13 @@ class Recorder:
 
     def attach(self) -> None:
         """See the operators of this thread, and of autograd's on its behalf."""
-        _install_fallback()
-        _seeing[:] = [self]
-        _include(KEY, True)
+        observe_with(self.observe)
         self._exports = Exports(self._exported)
 
     def detach(self) -> None:
         """See nothing any more."""
         self._exports.close()
-        _include(KEY, False)
-        _seeing.clear()
+        stop_observing()
 
     def _exported(self, tensor: torch.Tensor) -> None:
         """Note that others, who write unseen, are about to share a tensor's bytes."""
@@ -130,6 +124,8 @@ class Recorder:
 
     def observe(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Run one operator under observation."""
+        if not self.enabled:
+            return func(*args, **kwargs)
         facts = facts_of(func)
         if facts.views:
             return func(*args, **kwargs)
@@ -274,60 +270,6 @@ def _is_parameter(tensor: torch.Tensor) -> bool:
     return owner is not None and (
         owner.requires_grad or isinstance(owner, torch.nn.Parameter)
     )
-
-
-_seeing: list[Recorder] = []  # the one that observes now, if any
-_libraries: list[torch.library.Library] = []
-
-
-def _fallback(func: Any, *args: Any, **kwargs: Any) -> Any:
-    """Hand an operator to the recorder; what happens inside is not seen again."""
-    _exclude(KEY, True)
-    try:
-        if _seeing and _seeing[0].enabled:
-            return _seeing[0].observe(func, args, kwargs)
-        return func(*args, **kwargs)
-    finally:
-        _exclude(KEY, False)
-
-
-def _install_fallback() -> None:
-    if _libraries:
-        return
-    library = torch.library.Library("_", "IMPL")
-    try:
-        library.fallback(_fallback, KEY)
-    except RuntimeError as error:
-        raise LowtideError(
-            f"lowtide cannot observe operators in torch {torch.__version__}: its "
-            f"dispatch key {KEY!r} is missing or in use ({error})."
-        ) from error
-    _libraries.extend((library, _passing_views()))
-
-
-def _passing_views() -> torch.library.Library:
-    """Let operators that only return aliases pass unseen.
-
-    They touch no bytes, so there is nothing to see and time to save; and a result
-    that has been through Python has a Python object already, which C++ code that makes
-    a subclass of it (`nn.Parameter`, `as_subclass`) refuses.
-    """
-    library = torch.library.Library("aten", "IMPL")
-    known = set(torch._C._dispatch_get_all_op_names())
-    for schema in torch._C._jit_get_all_schemas():
-        name = schema.name
-        if schema.overload_name:
-            name += f".{schema.overload_name}"
-        if (
-            name.startswith("aten::")
-            and name in known
-            and only_aliases(schema)
-            and not torch._C._dispatch_has_kernel_for_dispatch_key(
-                name, "CompositeImplicitAutograd"
-            )
-        ):
-            library.impl(name[len("aten::") :], torch.library.fallthrough_kernel, KEY)
-    return library
 
 
 def _covers_its_storage(tensor: Any) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from lowtide.recorder.dispatch import KEY
+from lowtide.recorder.key import KEY
 
 _exclude = torch._C._dispatch_tls_set_dispatch_key_excluded
 _is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
