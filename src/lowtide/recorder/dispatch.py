@@ -41,7 +41,7 @@ class Listener(Protocol):
     def before(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Make room for an operator; returns a token for `after`."""
 
-    def after(self, func: Any, token: Any, seconds: float) -> int:
+    def after(self, func: Any, token: Any, seconds: float, result: Any) -> int:
         """Note an operator's end; returns the bytes it needed while it ran."""
 
     def before_write(self, value: Value) -> None:
@@ -138,7 +138,7 @@ class Recorder:
         start = perf_counter()
         result = func(*args, **kwargs)
         seconds = perf_counter() - start
-        need = self.listener.after(func, token, seconds)
+        need = self.listener.after(func, token, seconds, result)
         if op is not None:
             op.seconds = seconds
             op.need = need

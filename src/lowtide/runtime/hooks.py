@@ -47,7 +47,7 @@ class Hooks:
         session = self.session
         if not session.live or not is_plain(tensor, session.device_type):
             if session.live:
-                session.keep_whole(tensor)
+                session.account.kept_whole(tensor)
             return KeptWhole(tensor.detach())
         value = session.table.value_of(tensor)
         # the tensor itself would make a cycle with its own node, and hide a holder

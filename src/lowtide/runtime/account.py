@@ -1,0 +1,178 @@
+"""The account of a run: steps, peaks and totals, summed up as a Timeline."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from itertools import pairwise
+from statistics import median
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+import torch
+
+from lowtide.recorder.values import Value
+from lowtide.timeline import Kept, Timeline
+
+if TYPE_CHECKING:
+    from lowtide.runtime.session import Session
+
+_CLASSIFIED = 3  # iterations in which it is looked up what stays and why
+_SMALL = 32 << 10  # bytes below which a value is not moved (scheduler.director)
+
+
+class Account:
+    """Figures of one session, kept as it goes."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.steps = 0
+        self.first_peak = self.later_peak = 0
+        self.plain_peak = 0
+        self.static = 0
+        self.moved = False  # anything ever left memory
+        self._step_ends: list[float] = []
+        self._totals: dict[str, float] = {}
+        self._marks = (0.0, 0.0, 0, 0.0)
+        self._whole: dict[str, Kept] = {}
+        self._stayed: dict[str, Kept] = {}
+        self._classified = 0
+
+    # -- as it goes -------------------------------------------------------------
+
+    def step(self) -> int:
+        """Note the end of a step; returns its peak in bytes."""
+        self.steps += 1
+        self._step_ends.append(perf_counter())
+        counter = self.session.counter
+        peak = int(counter.peak.value)
+        if self.first_peak == 0:
+            self.first_peak = peak
+        else:
+            self.later_peak = max(self.later_peak, peak)
+        counter.reset_peak()
+        return peak
+
+    def kept_whole(self, tensor: torch.Tensor) -> None:
+        """Note a saved tensor that lowtide does not move."""
+        kind = type(tensor).__name__
+        if type(tensor) in (torch.Tensor, torch.nn.Parameter):
+            kind = f"{tensor.layout}, {tensor.dtype}, {tensor.device.type}"
+        n_bytes = 0
+        with suppress(RuntimeError):  # some subclasses have no size of their own
+            n_bytes = tensor.numel() * tensor.element_size()
+        shape = "x".join(str(n) for n in tensor.shape)
+        _add(self._whole, f"not a plain dense tensor ({kind})", n_bytes, shape)
+
+    def classify(self) -> None:
+        """Look up, as backward begins, what is still in memory and why."""
+        self._classified += 1
+        if self._classified > _CLASSIFIED:
+            return
+        stayed: dict[str, Kept] = {}
+        for value in self.session.ledger.alive:
+            if not value.away:
+                made_by = value.op.facts.name if value.op is not None else ""
+                _add(stayed, _reason(value), value.nbytes, made_by)
+        self._stayed = stayed
+
+    def iteration(self, plain_peak: int) -> None:
+        """Keep the figures of an iteration that has just ended."""
+        session = self.session
+        ledger, replayer = session.ledger, session.replayer
+        exposed, replayed, n_bytes, decided = self._marks
+        self.plain_peak = max(self.plain_peak, plain_peak)
+        self._totals = {
+            "saved": sum(v.nbytes for v in session.iterations.slots),
+            "swapped": ledger.swapped_bytes,
+            "recomputed": replayer.bytes - n_bytes,
+            "exposed": ledger.exposed - exposed,
+            "replay": replayer.seconds - replayed,
+            "decide": session.steward.decide_seconds - decided,
+        }
+        if ledger.swapped_bytes or ledger.dropped_bytes:
+            self.moved = True
+        ledger.swapped_bytes = ledger.dropped_bytes = 0
+        self._marks = (
+            ledger.exposed,
+            replayer.seconds,
+            replayer.bytes,
+            session.steward.decide_seconds,
+        )
+
+    # -- at the end -------------------------------------------------------------
+
+    def timeline(self) -> Timeline:
+        """Sum up what happened so far."""
+        session, totals = self.session, self._totals
+        self._note_last_peak()
+        gaps = [b - a for a, b in pairwise(self._step_ends)]
+        last, lane = session.iterations.last, session.lane
+        saved = int(totals.get("saved", 0))
+        swapped = int(totals.get("swapped", 0))
+        recomputed = int(totals.get("recomputed", 0))
+        verifier = session.ledger.verifier
+        plain = self.plain_peak
+        if not self.moved:
+            plain = max(plain, self.first_peak, self.later_peak)
+        return Timeline(
+            policy=session.rules.name,
+            allocator=session.counter.name,
+            budget_bytes=session.budget,
+            plain_peak_bytes=plain,
+            plain_peak_known=not self.moved,
+            static_bytes=self.static,
+            floor_bytes=session.steward.floor,
+            smallest_bytes=session.steward.smallest,
+            planned_peak_bytes=last.planned_peak if last is not None else 0,
+            peak_bytes=self.later_peak or self.first_peak,
+            first_peak_bytes=self.first_peak,
+            steps=self.steps,
+            step_seconds=median(gaps) if gaps else 0.0,
+            trained=session.iterations.finished > 0,
+            saved_bytes=saved,
+            kept_bytes=max(0, saved - swapped - recomputed),
+            swapped_bytes=swapped,
+            recomputed_bytes=recomputed,
+            exposed_seconds=totals.get("exposed", 0.0),
+            replay_seconds=totals.get("replay", 0.0),
+            decide_seconds=totals.get("decide", 0.0),
+            written_bytes=lane.written_bytes if lane is not None else 0,
+            read_bytes=lane.read_bytes if lane is not None else 0,
+            verified_tensors=verifier.checked if verifier is not None else 0,
+            kept=(*self._stayed.values(), *self._whole.values()),
+            notes=self._notes(),
+        )
+
+    def _note_last_peak(self) -> None:
+        peak = int(self.session.counter.peak.value)
+        if self.first_peak == 0 or self.steps == 0:
+            self.first_peak = max(self.first_peak, peak)
+        elif self.session.live:
+            self.later_peak = max(self.later_peak, peak)
+
+    def _notes(self) -> tuple[str, ...]:
+        notes = list(self.session.ledger.complaints.values())
+        misjudged = self.session.steward.misjudged
+        if misjudged:
+            notes.append(
+                f"{misjudged} operators needed more than was known when they first "
+                "ran, and exceeded the budget then"
+            )
+        return tuple(notes)
+
+
+def _reason(value: Value) -> str:
+    if value.kept_because is not None:
+        return value.kept_because
+    if value.held_by_others():
+        if value.op is None:
+            return "a parameter, buffer or input that the program holds"
+        return "held by the program at the start of backward"
+    if value.nbytes < _SMALL:
+        return "too small to be worth moving"
+    return "it fitted"
+
+
+def _add(into: dict[str, Kept], reason: str, n_bytes: int, example: str) -> None:
+    old = into.get(reason, Kept(reason, 0, 0, example))
+    into[reason] = Kept(reason, old.tensors + 1, old.bytes + n_bytes, old.example)

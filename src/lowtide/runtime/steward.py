@@ -1,0 +1,243 @@
+"""The steward: has room free before an operator runs, and looks at what it took.
+
+Before: what the operator needs is known from its last run with the same shapes, or
+estimated; saved values leave until it fits; planned copies start; what backward will
+ask for next is read ahead where it fits all the way. After: the measured need is
+remembered, and an exceeded budget is either a need that was not known (once) or an
+operator that cannot fit. While a program is being learnt the latter is measured to
+the end, so that the error can name the smallest budget that works.
+"""
+
+from __future__ import annotations
+
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from lowtide.errors import BudgetError
+from lowtide.recorder.values import Value, replay_cost
+from lowtide.runtime.allocator import PythonCounter
+from lowtide.runtime.estimate import Signature, estimate_need, signature_of
+
+if TYPE_CHECKING:
+    from lowtide.runtime.session import Session
+
+_MARGIN = 1.005  # the smallest budget named, above the largest working set seen
+_LEARNING = 2  # steps that may measure on after an operator did not fit
+_UNHURRIED = 0.5  # of the budget: below it, unknown needs are not estimated
+_FILLING = 0.6  # of the budget: above it, copies start without a plan
+_ALL = 1 << 61  # bytes: more than anything
+
+Token = tuple[int, "Signature | None"]
+
+
+class Steward:
+    """Keeps one session's budget, operator by operator (recorder.dispatch.Listener)."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.ledger = session.ledger
+        self.scheduler = session.scheduler
+        self.iterations = session.iterations
+        self.counter = session.counter
+        self.budget = session.budget
+        self.decide_seconds = 0.0
+        self.misjudged = 0  # operators that needed more than was known
+        self.floor = 0  # largest working set of one operator with all that stays
+        self.floor_operator = ""
+        self.overrun = False  # measuring on although an operator did not fit
+        self._failed = False  # a BudgetError is on its way out
+        self._needs: dict[Signature, int] = {}
+        self._largest_need = 0
+        self._need = 0  # of the operator about to run
+        self._pinned = 0
+
+    # -- before an operator -----------------------------------------------------
+
+    def before(self, func: Any, args: Any, kwargs: Any) -> Token:
+        """Make room for an operator; returns the live bytes and its signature."""
+        session, ledger, live = self.session, self.ledger, self.counter.live
+        if ledger.orphans:
+            ledger.drain()
+            session.end_if_idle()
+        signature = None
+        self._need = self._largest_need
+        if session.forced:
+            ledger.force()
+        else:
+            full = live.value + self._largest_need > self.budget
+            if full or session.account.steps < _LEARNING:
+                signature = self._reserve(func, args, kwargs)
+            if self.scheduler.to_write:
+                self._write_early()
+            if self.scheduler.absent:
+                self._prefetch()
+        if session.measure_floor:
+            self._pinned = self.pinned()
+        now = live.value
+        self.counter.op_peak.value = now
+        return now, signature
+
+    def _reserve(self, func: Any, args: Any, kwargs: Any) -> Signature | None:
+        """Free what the operator needs, where it is not free already."""
+        live = self.counter.live
+        try:
+            signature = signature_of(func, args, kwargs)
+            known = self._needs.get(signature)
+        except TypeError:
+            signature, known = None, None  # an argument that cannot be hashed
+        if known is not None:
+            self._need = known
+            if live.value + self._largest_need <= self.budget:
+                return signature
+        else:
+            if live.value <= _UNHURRIED * self.budget and not self.overrun:
+                return signature
+            self._need = estimate_need(func, args, kwargs)
+        if self.overrun:
+            self.ledger.make_room(_ALL)
+        elif live.value + self._need > self.budget:
+            start, waited = perf_counter(), self.ledger.exposed
+            fits = self.ledger.make_room(self._need)
+            waited -= self.ledger.exposed
+            self.decide_seconds += perf_counter() - start + waited
+            if not fits and known is not None:
+                self._short(str(func), live.value + known)
+        return signature
+
+    def _write_early(self) -> None:
+        """Start planned copies; without a plan only once memory fills."""
+        planned = self.iterations.forecast is not None
+        if planned or self.counter.live.value > _FILLING * self.budget:
+            self.ledger.early_writes()
+
+    def _prefetch(self) -> None:
+        """Read ahead what will be asked for next, where it fits all the way."""
+        if torch.is_grad_enabled() or self.overrun:
+            return
+        position = self.session.recorder.index - 1  # of the operator about to run
+        live = self.counter.live.value
+        for value in self.scheduler.returns(position):
+            if value.reading is not None:
+                continue
+            until = max(value.next_use, position) + 1
+            load = self.iterations.load_between(position, until)
+            if load is None:
+                room = self.budget - live - 2 * self._largest_need
+            else:
+                managed = self.ledger.managed + self._reading_bytes()
+                room = self.budget - load - managed
+            room = min(room, self.budget - live - self._need)
+            if value.nbytes > room or not value.clean:
+                return
+            self.ledger.start_read(value)
+            live += value.nbytes
+
+    def _reading_bytes(self) -> int:
+        absent = self.scheduler.absent.values()
+        return sum(v.nbytes for v in absent if v.reading is not None)
+
+    # -- after an operator ------------------------------------------------------
+
+    def after(self, func: Any, token: Token, seconds: float, result: Any) -> int:
+        """Note an operator's end; returns the bytes it needed."""
+        live, signature = token
+        if isinstance(self.counter, PythonCounter):
+            _track(self.counter, result)
+        peak = self.counter.op_peak.value
+        need = int(peak - live)
+        if signature is not None:
+            if need > self._needs.get(signature, -1):
+                self._needs[signature] = need
+            self._largest_need = max(self._largest_need, need)
+        self.session.note_operator(seconds, live, need)
+        if peak > self.budget and not self.session.forced:
+            self._exceeded(str(func), live, need)
+        if self.session.measure_floor and self._pinned + need > self.floor:
+            self.floor = self._pinned + need
+            self.floor_operator = str(func)
+        return need
+
+    def before_write(self, value: Value) -> None:
+        """Save what is owed of a value that is about to be overwritten."""
+        self.ledger.before_write(value)
+
+    # -- what fits --------------------------------------------------------------
+
+    def pinned(self) -> int:
+        """Return the live bytes that could not leave at this moment."""
+        ledger = self.ledger
+        movable = sum(
+            v.nbytes for v in ledger.alive if v.reading is not None or ledger.movable(v)
+        )
+        movable += sum(v.nbytes for _, v, _ in ledger.flights if v not in ledger.alive)
+        return int(self.counter.live.value - movable)
+
+    def replay_fits(self, value: Value) -> bool:
+        """Say whether a value could be computed again when it is wanted.
+
+        A replay needs its inputs and outputs beside what is there then. Where that
+        would not fit, a copy is the only way back.
+        """
+        if self.session.lane is None or self.session.forced:
+            return True
+        scratch = replay_cost(value)[1]
+        use = value.next_use
+        load = self.iterations.load_between(use, use + 1) if use >= 0 else None
+        if load is None:
+            load = self.counter.live.value - self.ledger.managed + self._largest_need
+        return load + scratch <= self.budget
+
+    # -- budgets that cannot be kept --------------------------------------------
+
+    def _exceeded(self, operator: str, live: int, need: int) -> None:
+        """The budget was exceeded: by a need not known before, or for want of room."""
+        if not self.overrun:
+            pinned = min(live, self.pinned())
+            if pinned + need <= self.budget:
+                self.misjudged += 1  # the need is known from now on
+                return
+            live = pinned
+        self._short(operator, live + need)
+
+    def _short(self, operator: str, needed: int) -> None:
+        """An operator cannot fit: measure on while learning, else stop here."""
+        if self._failed:
+            return
+        if needed > self.floor:
+            self.floor, self.floor_operator = needed, operator
+        if self.session.account.steps >= _LEARNING and not self.overrun:
+            self._failed = True
+            raise BudgetError(
+                budget_bytes=self.budget, operator=operator, needed_bytes=needed
+            )
+        self.overrun = True
+
+    def give_up(self, *, ended: bool = False) -> None:
+        """Raise the error once enough was measured, if an operator did not fit."""
+        if not self.overrun or not (ended or self.session.account.steps >= _LEARNING):
+            return
+        self.overrun = False
+        self._failed = True
+        raise BudgetError(
+            budget_bytes=self.budget,
+            operator=self.floor_operator,
+            needed_bytes=self.floor,
+            smallest_bytes=self.smallest,
+        )
+
+    @property
+    def smallest(self) -> int:
+        """The smallest budget that works, as far as seen; 0 while unknown."""
+        return int(self.floor * _MARGIN)
+
+
+def _track(counter: PythonCounter, result: Any) -> None:
+    """Tell the Python counter of the storages that an operator returned."""
+    if isinstance(result, torch.Tensor):
+        if result.layout is torch.strided and result.device.type == "cpu":
+            counter.track(result.untyped_storage())
+    elif isinstance(result, (tuple, list)):
+        for item in result:
+            _track(counter, item)
