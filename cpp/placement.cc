@@ -17,6 +17,7 @@ namespace {
 
 constexpr std::size_t kMostForFits = 20'000;      // they are quadratic
 constexpr std::size_t kMostForDecisions = 5'000;  // beyond, chance does better
+constexpr double kFirstAim = 0.5;
 constexpr std::int64_t kRestartNodes = 500;   // of the shortest decision
 
 // 1 1 2 1 1 2 4 1 1 2 1 1 2 4 8 ...: restarts of these lengths lose no more
@@ -40,8 +41,9 @@ class Part {
   const Placement& best() const { return best_; }
 
   void Greedy(Bytes enough, Limits& limits);
-  // One round of search, twice as long each time.
-  void Improve(Bytes enough, Random& random, Limits& limits);
+  // One round of search, twice as long each time. When the caller `asked` for
+  // a height, most of it goes there.
+  void Improve(Bytes enough, bool asked, Random& random, Limits& limits);
 
  private:
   void Keep(std::optional<Placement> placement);
@@ -63,6 +65,7 @@ class Part {
   std::unique_ptr<Decider> decider_;
   std::int64_t restarts_ = 0;
   std::int64_t round_ = 0;
+  double aim_ = kFirstAim;   // from the bound (0) to the best height (1)
 };
 
 Part::Part(Problem problem, std::vector<int> blocks)
@@ -158,17 +161,23 @@ void Part::Decide(Bytes capacity, std::int64_t nodes, Random& random,
   }
 }
 
-void Part::Improve(Bytes enough, Random& random, Limits& limits) {
-  const std::int64_t nodes = 2000 << std::min<std::int64_t>(round_++, 40);
-  FillWithNoise(nodes, enough, random, limits);
+void Part::Improve(Bytes enough, bool asked, Random& random, Limits& limits) {
+  const std::int64_t nodes = 4000 << std::min<std::int64_t>(round_++, 40);
+  FillWithNoise(nodes / 4, enough, random, limits);
   if (problem_.blocks.size() > kMostForDecisions) return;
   const auto lowest = [&] { return std::max(bound_, enough / unit_ * unit_); };
-  if (!done(enough)) Decide(lowest(), nodes, random, limits);
-  if (!done(enough)) {
-    const Bytes middle = lowest() + (best_.height - lowest()) / 2;
-    Decide(middle / unit_ * unit_, nodes / 2, random, limits);
+  // At the bound nothing may be wasted, which makes the answer quick to find if
+  // there is one. Above it, heights are tried that are not known to be hard.
+  const std::int64_t most = asked ? nodes : nodes / 4;
+  if (!done(enough)) Decide(lowest(), most, random, limits);
+  for (int i = 0; i < 4 && !done(enough); ++i) {
+    const Bytes height = best_.height;
+    const double gap = static_cast<double>(height - lowest());
+    const Bytes aim = lowest() + static_cast<Bytes>(aim_ * gap);
+    const Bytes capacity = std::min(aim / unit_ * unit_, height - unit_);
+    Decide(capacity, nodes / 8, random, limits);
+    aim_ = best_.height < height ? kFirstAim : (1 + aim_) / 2;
   }
-  if (!done(enough)) Decide(best_.height - unit_, nodes / 2, random, limits);
 }
 
 std::deque<Part> Split(const Problem& problem) {
@@ -206,7 +215,7 @@ Found Place(const Problem& problem, const Goal& goal, Limits& limits) {
   // Only the highest part matters; another one takes over when it sinks.
   Random random(goal.seed);
   while (!parts.empty() && !highest()->done(enough) && limits.Spend(1)) {
-    highest()->Improve(enough, random, limits);
+    highest()->Improve(enough, goal.enough > 0, random, limits);
   }
   for (const Part& part : parts) {
     for (std::size_t i = 0; i < part.blocks().size(); ++i) {
