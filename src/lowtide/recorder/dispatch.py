@@ -135,10 +135,15 @@ class Recorder:
             op = self._describe(func, facts, args, kwargs)
         written = self._note_writes(facts, args, kwargs)
         token = self.listener.before(func, args, kwargs)
-        start = perf_counter()
-        result = func(*args, **kwargs)
-        seconds = perf_counter() - start
-        need = self.listener.after(func, token, seconds, result)
+        try:
+            start = perf_counter()
+            result = func(*args, **kwargs)
+            seconds = perf_counter() - start
+            need = self.listener.after(func, token, seconds, result)
+        except BaseException:
+            for tensor in written:  # perhaps half written
+                self.table.end(tensor)
+            raise
         if op is not None:
             op.seconds = seconds
             op.need = need
