@@ -291,3 +291,57 @@ def test_parameters_from_a_mapped_file_are_sources_like_others(tmp_path: Path) -
         return [loss, net.weight.grad]
 
     check(program)
+
+
+class Wrapped(Tensor):
+    """Wraps a plain tensor and runs operators on it, as sharded tensors do."""
+
+    inner: Tensor
+
+    @staticmethod
+    def __new__(cls, inner: Tensor) -> "Wrapped":
+        made = Tensor._make_wrapper_subclass(
+            cls, inner.size(), dtype=inner.dtype, requires_grad=inner.requires_grad
+        )
+        made.inner = inner.detach()
+        return made
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        def bare(item: Any) -> Any:
+            return item.inner if isinstance(item, Wrapped) else item
+
+        result = func(
+            *map(bare, args), **{k: bare(v) for k, v in (kwargs or {}).items()}
+        )
+        return cls(result) if isinstance(result, Tensor) else result
+
+
+class Logged(Tensor):
+    """Sees its operators and lets PyTorch run them with dispatch switched off."""
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        return super().__torch_dispatch__(func, types, args, kwargs or {})
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_subclasses_with_a_dispatch_of_their_own(policy: str) -> None:
+    def program() -> list[Any]:
+        plain = leaf(6)
+        wrapped = Wrapped(leaf(6))
+        (wrapped * 2).exp().sin().sum().backward()
+        logged = torch.randn(6).as_subclass(Logged).requires_grad_()
+        (logged * 2).exp().sin().sum().backward()
+        (plain * 2).exp().sin().sum().backward()
+        assert wrapped.grad is not None
+        assert logged.grad is not None
+        return [plain.grad, wrapped.grad.inner, logged.grad.as_subclass(Tensor)]
+
+    session = forced(policy)
+    assert_same(run_plain(program), run_under(session, program), policy)
+    assert any("not a plain" in row.reason for row in session.report().kept)

@@ -204,7 +204,18 @@ def legal_set() -> list[Any]:
     return [x.grad, loss]
 
 
+def half_written_by_an_operator_that_failed() -> list[Any]:
+    x, buf = leaf(64), torch.randn(64)
+    with pytest.raises(RuntimeError):
+        buf.scatter_(0, torch.tensor([0, 1, 99]), 5.0)
+    loss = (x + buf).exp().sum()
+    del buf
+    loss.backward()
+    return [x.grad, loss]
+
+
 LEGAL = [
+    half_written_by_an_operator_that_failed,
     legal_external,
     legal_external_view,
     legal_external_twice,
