@@ -46,7 +46,7 @@ def read_minimalloc(path: Path) -> Problem:
 
 def read_autoswap(path: Path) -> Problem:
     """Read a log of allocations and cut one steady iteration out of it."""
-    blocks, signature = _events(path)
+    blocks, signature = read_events(path)
     start = len(signature) // 2
     period = find_period(signature[start:])
     start += _quietest(blocks, start, period)
@@ -65,7 +65,7 @@ def read_autoswap(path: Path) -> Problem:
     )
 
 
-def _events(path: Path) -> tuple[NDArray[np.void], list[int]]:
+def read_events(path: Path) -> tuple[NDArray[np.void], list[int]]:
     """Give all blocks, and a number for each event that knows no addresses.
 
     An allocation has its size as its number, a release minus the age of its block.
