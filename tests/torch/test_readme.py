@@ -75,5 +75,6 @@ def test_command(command: str, tmp_path: Path) -> None:
 
 
 def without_numbers(table: str) -> list[str]:
-    """Keep labels and comments: numbers differ from machine to machine."""
+    """Keep labels and comments; numbers, and what stays, differ between machines."""
+    table = table.partition("What stayed")[0]
     return re.sub(r"[0-9.]+( [KMGT]?i?B\b| m?s\b|%)?", "N", table).split()
