@@ -142,13 +142,13 @@ std::tuple<Out<Bytes>, Bytes, std::int64_t, bool> Search(
 NB_MODULE(_core, m) {
   m.doc() = "The planner's core: live bytes, independent parts, placement.";
   m.def("live_bytes", &lowtide::LiveCurve, nb::arg("born"), nb::arg("dead"),
-        nb::arg("bytes"), nb::arg("period") = 0,
+        nb::arg("sizes"), nb::arg("period") = 0,
         "Give the live bytes from each birth on: (times, bytes).");
   m.def("independent_parts", &lowtide::Parts, nb::arg("born"),
-        nb::arg("dead"), nb::arg("bytes"), nb::arg("period") = 0,
+        nb::arg("dead"), nb::arg("sizes"), nb::arg("period") = 0,
         "Number the part of time each block belongs to; parts do not touch.");
   m.def("fit", &lowtide::FitInOrder, nb::arg("born"), nb::arg("dead"),
-        nb::arg("bytes"), nb::arg("order"), nb::arg("best") = false,
+        nb::arg("sizes"), nb::arg("order"), nb::arg("best") = false,
         nb::arg("period") = 0,
         "Give offsets by first or best fit, the blocks taken in this order.");
   nb::class_<lowtide::Cancel>(m, "Cancel", "Ends a search from outside.")
@@ -156,7 +156,7 @@ NB_MODULE(_core, m) {
       .def("set", [](lowtide::Cancel& self) { self.set = true; },
            "End the searches that hold this flag, from any thread.");
   m.def("place", &lowtide::Search, nb::arg("born"), nb::arg("dead"),
-        nb::arg("bytes"), nb::arg("period") = 0, nb::arg("enough") = 0,
+        nb::arg("sizes"), nb::arg("period") = 0, nb::arg("enough") = 0,
         nb::arg("seed") = 0, nb::arg("nodes") = 1 << 20,
         nb::arg("seconds") = nb::none(), nb::arg("cancel") = nb::none(),
         "Search offsets: (offsets, lower bound, nodes spent, aborted).");

@@ -2,6 +2,7 @@
 #include "decide.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 
 #include "moves.h"
@@ -218,7 +219,9 @@ Verdict Decider::Search::Run(Bytes capacity, std::uint64_t seed,
   Begin(capacity, seed);
   if (!moves_.Reset(capacity)) return Verdict::kImpossible;
   for (std::int64_t spent = 0; moves_.open_count() > 0; ++spent) {
-    if (spent >= nodes || !limits.Spend(moves_.TakeWork())) return Verdict::kGaveUp;
+    if (spent >= nodes || !limits.Spend(moves_.TakeWork())) {
+      return Verdict::kGaveUp;
+    }
     const Failure& known = Remembered();
     Region reason = known.blame;
     bool fails = known.hash == StateHash();

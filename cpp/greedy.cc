@@ -69,9 +69,8 @@ std::optional<Placement> PlaceInOrder(const Problem& problem,
     placed.insert(at, {offset, offset + bytes, first, length});
     placement.offsets[i] = offset;
     placement.height = std::max(placement.height, offset + bytes);
-    if (!limits.Spend(1 + static_cast<std::int64_t>(placed.size()) / kLooksPerNode)) {
-      return std::nullopt;
-    }
+    const auto looks = static_cast<std::int64_t>(placed.size());
+    if (!limits.Spend(1 + looks / kLooksPerNode)) return std::nullopt;
   }
   return placement;
 }
@@ -136,7 +135,9 @@ void ValleyFiller::Search(int node, int low, int high, int from, int to,
 // ends by `limit`, or -1.
 int ValleyFiller::Largest(int from, int to, int limit) const {
   int best = -1;
-  if (from < to) Search(1, 0, leaves_, starts_[from], starts_[to], limit, &best);
+  if (from < to) {
+    Search(1, 0, leaves_, starts_[from], starts_[to], limit, &best);
+  }
   return best;
 }
 

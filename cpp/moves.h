@@ -2,7 +2,6 @@
 // What may be done next in a valley of the skyline.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <utility>
 #include <vector>

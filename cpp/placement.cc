@@ -51,7 +51,9 @@ class Part {
                      Limits& limits);
   void Decide(Bytes capacity, std::int64_t nodes, Random& random,
               Limits& limits);
-  Bytes RoundUp(Bytes bytes) const { return (bytes + unit_ - 1) / unit_ * unit_; }
+  Bytes RoundUp(Bytes bytes) const {
+    return (bytes + unit_ - 1) / unit_ * unit_;
+  }
   std::vector<std::vector<double>> Keys() const;
 
   Problem problem_;

@@ -9,19 +9,19 @@ class Cancel:
 def live_bytes(
     born: NDArray[np.int64],
     dead: NDArray[np.int64],
-    bytes: NDArray[np.int64],
+    sizes: NDArray[np.int64],
     period: int = 0,
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]: ...
 def independent_parts(
     born: NDArray[np.int64],
     dead: NDArray[np.int64],
-    bytes: NDArray[np.int64],
+    sizes: NDArray[np.int64],
     period: int = 0,
 ) -> NDArray[np.int32]: ...
 def fit(
     born: NDArray[np.int64],
     dead: NDArray[np.int64],
-    bytes: NDArray[np.int64],
+    sizes: NDArray[np.int64],
     order: NDArray[np.int64],
     best: bool = False,
     period: int = 0,
@@ -29,7 +29,7 @@ def fit(
 def place(
     born: NDArray[np.int64],
     dead: NDArray[np.int64],
-    bytes: NDArray[np.int64],
+    sizes: NDArray[np.int64],
     period: int = 0,
     enough: int = 0,
     seed: int = 0,
