@@ -42,7 +42,7 @@ def faults(pool: Pool) -> list[str]:
 
 
 @given(problems(), st.sampled_from([1, 1, 64, 512]), st.integers(0, 3))
-@settings(max_examples=2000, deadline=None)
+@settings(max_examples=1000, deadline=None)
 def test_the_checker_accepts_every_placement(
     problem: tuple[NDArray[np.void], int], alignment: int, seed: int
 ) -> None:
@@ -105,7 +105,7 @@ def test_the_height_is_the_optimum_of_cp_sat_in_99_percent() -> None:
 
 
 @given(problems(most=12, events=8, rounds=2), st.integers(0, 5))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_a_lower_bound_is_never_above_a_placement_found_by_other_means(
     problem: tuple[NDArray[np.void], int], seed: int
 ) -> None:
