@@ -47,7 +47,7 @@ BLOCK = np.dtype(
     ]
 )
 
-DEFAULT_NODES = 1 << 19  # a second or two of search at most
+DEFAULT_NODES = 1 << 18  # about a second of search at most
 
 Ints = NDArray[np.int64]
 
@@ -128,8 +128,8 @@ def place_blocks(
             "published-best-fit" (Zhang et al., section 2: the largest block first, two
             copies of what crosses iterations below all others, O(n^2)).
         alignment: every offset is a multiple of it, and every size counts as one.
-        search: limits for "auto". By default half a million nodes, which only
-            problems with no placement at the lower bound use up.
+        search: limits for "auto". By default a quarter of a million nodes, which only
+            problems without a placement found at the lower bound use up.
 
     Returns:
         A Pool; it is proved optimal when its height is its lower bound.
