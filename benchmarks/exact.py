@@ -12,6 +12,7 @@ take one operator, module or model at a time, so that a crash costs only that on
 """
 
 import argparse
+import gc
 import os
 import queue
 import random
@@ -141,6 +142,10 @@ def main() -> int:
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.worker:
+        units()
+        # A session looks at every object for tensors to adopt; spare it the half
+        # million of the sample tables, which hold none that these checks use.
+        gc.freeze()
         harness.serve(check)
         return 0
     chosen = choose(units(), args)
