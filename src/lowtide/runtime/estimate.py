@@ -37,29 +37,28 @@ def _part(argument: Any) -> Any:
     return type(argument)  # scalars such as a learning rate change no sizes
 
 
-def estimate_need(func: Any, args: Any, kwargs: Any) -> int:
+def estimate_need(func: Any, args: Any, kwargs: Any) -> tuple[int, int]:
     """Estimate the bytes that an operator allocates, workspace included.
 
-    Outputs are exact where the operator has a meta implementation, else taken to be
-    as large as its inputs; workspace is taken as one copy of inputs and outputs for
-    operators that reorder them.
+    Returns (certain, estimated). Certain are its outputs, where it has a meta
+    implementation; without one they are taken to be as large as its inputs. Workspace
+    is taken as one copy of inputs and outputs for operators that reorder them.
     """
     facts = facts_of(func)
     inputs = sum(_nbytes(argument) for argument in args)
-    if facts.writes or facts.writes_named:
-        outputs = 0
-    else:
+    certain = outputs = 0
+    if not (facts.writes or facts.writes_named):
         try:
             result = func(
                 *[_to_meta(argument) for argument in args],
                 **{k: _to_meta(v) for k, v in kwargs.items()},
             )
-            outputs = _nbytes(result)
+            certain = outputs = _nbytes(result)
         except Exception:
             outputs = inputs
     if any(word in facts.name for word in _WORKSPACE):
-        return outputs + inputs + outputs
-    return outputs
+        return certain, outputs + inputs + outputs
+    return certain, outputs
 
 
 def _to_meta(argument: Any) -> Any:

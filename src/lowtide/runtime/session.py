@@ -317,6 +317,7 @@ class Session:
     def _begin_iteration(self) -> None:
         self._between = False
         self.recorder.index = 0
+        self.steward.recover()
         live = self.counter.live.value
         self.account.static = live
         self._update_lanes()

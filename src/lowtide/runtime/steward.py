@@ -88,13 +88,13 @@ class Steward:
         except TypeError:
             signature, known = None, None  # an argument that cannot be hashed
         if known is not None:
-            self._need = known
+            self._need = certain = known
             if live.value + self._largest_need <= self.budget:
                 return signature
         else:
             if live.value <= _UNHURRIED * self.budget and not self.overrun:
                 return signature
-            self._need = estimate_need(func, args, kwargs)
+            certain, self._need = estimate_need(func, args, kwargs)
         if self.overrun:
             self.ledger.make_room(_ALL)
         elif live.value + self._need > self.budget:
@@ -102,8 +102,8 @@ class Steward:
             fits = self.ledger.make_room(self._need)
             waited -= self.ledger.exposed
             self.decide_seconds += perf_counter() - start + waited
-            if not fits and known is not None:
-                self._short(str(func), live.value + known)
+            if not fits and live.value + certain > self.budget:
+                self._short(str(func), live.value + certain)
         return signature
 
     def _write_early(self) -> None:
@@ -226,6 +226,10 @@ class Steward:
             needed_bytes=self.floor,
             smallest_bytes=self.smallest,
         )
+
+    def recover(self) -> None:
+        """Judge anew: the program goes on after an error, perhaps with less to do."""
+        self._failed = False
 
     @property
     def smallest(self) -> int:
