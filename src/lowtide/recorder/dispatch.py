@@ -135,6 +135,10 @@ class Recorder:
             op = self._describe(func, facts, args, kwargs)
         written = self._note_writes(facts, args, kwargs)
         token = self.listener.before(func, args, kwargs)
+        for tensor in written:  # room may have been made by what starts from it
+            value = self.table.lookup(tensor)
+            if value is not None and value.pins:
+                self.listener.before_write(value)
         try:
             start = perf_counter()
             result = func(*args, **kwargs)

@@ -382,7 +382,8 @@ class Ledger:
             self._wait(value.copy)  # what goes to disk must be the old value
         if value.pins and value.op is None:
             storage = value.storage()
-            if storage is not None and value.base is None:
+            shared = value.reference is not None and storage is value.reference()
+            if storage is not None and shared and value.base is None:
                 with Quiet():
                     value.hold = bytes_of(storage).clone()
         if value.base is not None:
