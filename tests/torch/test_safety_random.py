@@ -42,7 +42,8 @@ class Machine:
     def __init__(self, seed: int) -> None:
         self.draw = random.Random(seed)
         self.leaves = [torch.randn(SIDE, SIDE, requires_grad=True) for _ in range(2)]
-        self.outside = [torch.randn(SIDE, SIDE) for _ in range(2)]
+        with torch.no_grad():  # whose making nobody has recorded
+            self.outside = [torch.randn(SIDE, SIDE) for _ in range(2)]
         self.pool: list[Tensor] = [leaf * 1 for leaf in self.leaves]
         self.losses: list[Tensor] = []
         self.results: list[Any] = []

@@ -28,6 +28,12 @@ def grads(*leaves: Tensor) -> list[Tensor | None]:
     return [tensor.grad for tensor in leaves]
 
 
+def outside(*size: int) -> Tensor:
+    """Make a tensor whose making nobody has recorded."""
+    with torch.no_grad():
+        return torch.randn(*size)
+
+
 # Changed in place after it was saved: PyTorch's usual error, never a wrong gradient.
 
 
@@ -100,7 +106,7 @@ def test_a_saved_tensor_changed_by_a_backward_is_an_error_the_second_time() -> N
 
 
 def legal_external() -> list[Any]:
-    x, buf = leaf(64), torch.randn(64)
+    x, buf = leaf(64), outside(64)
     h = torch.exp(x + buf).sum()
     buf.add_(1)
     h.backward()
@@ -108,7 +114,7 @@ def legal_external() -> list[Any]:
 
 
 def legal_external_view() -> list[Any]:
-    x, buf = leaf(64), torch.randn(2, 64)
+    x, buf = leaf(64), outside(2, 64)
     h = torch.tanh(x + buf[0]).sigmoid().sum()
     buf[0].copy_(buf[1])
     h.backward()
@@ -116,7 +122,7 @@ def legal_external_view() -> list[Any]:
 
 
 def legal_external_twice() -> list[Any]:
-    x, buf = leaf(64), torch.randn(64)
+    x, buf = leaf(64), outside(64)
     total = torch.zeros(())
     for _ in range(3):
         total = total + torch.exp(x + buf).sum()
@@ -126,7 +132,7 @@ def legal_external_twice() -> list[Any]:
 
 
 def legal_data_write() -> list[Any]:
-    x, buf = leaf(64), torch.randn(64)
+    x, buf = leaf(64), outside(64)
     loss = torch.exp(x + buf).sqrt().sum()
     buf.data.add_(1)
     x.data.mul_(2)
@@ -154,6 +160,18 @@ def legal_add_on_views() -> list[Any]:
     return [x.grad, y, z]
 
 
+def legal_part_overwritten() -> list[Any]:
+    x = leaf(6, 8)
+    y = x * 2
+    y[0].zero_()
+    y[2:4].copy_(x[:2])
+    y.view(-1)[40:].fill_(0.5)
+    loss = y.sin().sum()
+    del y
+    loss.backward()
+    return [x.grad, loss]
+
+
 def legal_chain_in_place() -> list[Any]:
     x = leaf(64)
     y = x.clone()
@@ -164,7 +182,7 @@ def legal_chain_in_place() -> list[Any]:
 
 
 def legal_out() -> list[Any]:
-    x, w = leaf(64), torch.randn(64)
+    x, w = leaf(64), outside(64)
     scale, other = torch.empty(64), torch.empty(0)
     torch.mul(w, 2, out=scale)
     torch.add(w, w, out=other)
@@ -176,7 +194,7 @@ def legal_out() -> list[Any]:
 
 
 def legal_data_assigned() -> list[Any]:
-    p = nn.Parameter(torch.randn(64))
+    p = nn.Parameter(outside(64))
     losses = []
     for _ in range(3):
         loss = (p.exp() * p).sum()
@@ -187,7 +205,7 @@ def legal_data_assigned() -> list[Any]:
 
 
 def legal_resize() -> list[Any]:
-    x, buf, other = leaf(64), torch.randn(64), torch.randn(8)
+    x, buf, other = leaf(64), outside(64), outside(8)
     loss = (x + buf).exp().sin().sum() + (x[:8] + other).exp().sum()
     buf.resize_(4096).fill_(3)
     other.resize_(0)
@@ -196,7 +214,7 @@ def legal_resize() -> list[Any]:
 
 
 def legal_set() -> list[Any]:
-    x, buf, other = leaf(64), torch.randn(64), torch.randn(64)
+    x, buf, other = leaf(64), outside(64), outside(64)
     loss = (x + buf).exp().sin().sum()
     buf.set_(other)
     buf.zero_()
@@ -211,6 +229,7 @@ LEGAL = [
     legal_data_write,
     legal_relu,
     legal_add_on_views,
+    legal_part_overwritten,
     legal_chain_in_place,
     legal_out,
     legal_data_assigned,
@@ -226,7 +245,7 @@ def test_legal_changes_in_place(program: Callable[[], list[Any]]) -> None:
 
 def test_what_an_operator_left_half_written_is_not_computed_again() -> None:
     def program() -> list[Any]:
-        x, buf = leaf(64), torch.randn(64)
+        x, buf = leaf(64), outside(64)
         with pytest.raises(RuntimeError):
             buf.scatter_(0, torch.tensor([0, 1, 99]), 5.0)
         loss = (x + buf).exp().sum()
@@ -250,7 +269,7 @@ def numpy_of_an_intermediate() -> list[Any]:
 
 
 def numpy_of_an_input_afterwards() -> list[Any]:
-    x, buf = leaf(64), torch.randn(64)
+    x, buf = leaf(64), outside(64)
     loss = (x + buf).exp().sin().sum()
     buf.numpy()[:] = 7
     loss.backward()
@@ -267,7 +286,7 @@ def numpy_array_held_before() -> list[Any]:
 
 
 def numpy_by_array_protocol() -> list[Any]:
-    x, buf = leaf(64), torch.randn(64)
+    x, buf = leaf(64), outside(64)
     loss = (x + buf).exp().sin().sum()
     np.asarray(buf)[:] = 7
     loss.backward()
@@ -275,7 +294,7 @@ def numpy_by_array_protocol() -> list[Any]:
 
 
 def numpy_by_dlpack() -> list[Any]:
-    x, buf = leaf(64), torch.randn(64)
+    x, buf = leaf(64), outside(64)
     loss = (x + buf).exp().sin().sum()
     np.from_dlpack(buf)[:] = 7
     loss.backward()
