@@ -35,6 +35,12 @@ class SizeError(LowtideError, ValueError):
 class BudgetError(LowtideError, RuntimeError):
     """Report that a program cannot run within its budget.
 
+    While the first two steps are being learnt, a budget that turns out to be too small
+    is exceeded on purpose, and a RuntimeWarning says so at that moment: only what was
+    measured to the end of these steps, or of the program, shows the smallest budget
+    that works, which this error then names. Once they are learnt, an operator that
+    cannot fit raises this error before it runs.
+
     Arguments:
         budget_bytes: the budget that was asked for.
         operator: the operator that does not fit, as the user would find it.
@@ -130,8 +136,9 @@ def _advice(needed_bytes: int, smallest_bytes: int | None) -> str:
 
 
 def _both(n_bytes: int) -> str:
-    """Write bytes so that they can be read and pasted: rounding could fall short."""
-    return f"{n_bytes / 2**20:,.1f} MiB ({n_bytes} bytes)"
+    """Write bytes so that either form can be pasted: MiB are rounded up, to suffice."""
+    tenths = -(-n_bytes * 10 // 2**20)
+    return f"{tenths // 10}.{tenths % 10} MiB ({n_bytes} bytes)"
 
 
 def _again(

@@ -13,7 +13,7 @@ from fractions import Fraction
 from lowtide.errors import SizeError
 
 _LIMIT_BYTES = 2**63  # sizes travel as 64-bit signed integers
-_SIZE = re.compile(r"(?P<number>[0-9]{1,20}(?:\.[0-9]{1,20})?)\s*(?P<unit>[a-z]*|%)")
+_SIZE = re.compile(r"(?P<number>-?[0-9]{1,20}(?:\.[0-9]{1,20})?)\s*(?P<unit>[a-z]*|%)")
 _LETTERS = "kmgtpe"
 
 _BYTES_PER_UNIT: dict[str, int] = {"": 1, "b": 1, "byte": 1, "bytes": 1}
@@ -46,12 +46,21 @@ def parse_bytes(size: int | str, *, total: int | None = None) -> int:
         raise SizeError(size, f"it is a {kind}, not a whole number or text") from None
 
 
-def format_bytes(n: int) -> str:
-    """Write a number of bytes for people, to three digits: "7.98 GiB"."""
+def format_bytes(n: int, *, round_up: bool = False) -> str:
+    """Write a number of bytes for people, to three digits or so: "7.98 GiB".
+
+    Arguments:
+        n: the bytes.
+        round_up: never write less than there is, for sizes that somebody may copy.
+    """
     if abs(n) < 1024:
         return f"{n} B"
     for power, letter in enumerate(_LETTERS, start=1):
-        value = n / 1024**power
+        unit = 1024**power
+        value = n / unit
+        if round_up:
+            digits = 100 if abs(value) < 99.995 else 10
+            value = -(-n * digits // unit) / digits
         text = f"{value:.2f}" if abs(value) < 99.995 else f"{value:.1f}"
         if abs(float(text)) < 1024 or letter == _LETTERS[-1]:
             break
@@ -59,7 +68,10 @@ def format_bytes(n: int) -> str:
 
 
 def _parse_text(size: str, total: int | None) -> Fraction:
-    match = _SIZE.fullmatch(size.strip().lower())
+    size_alone = size.strip().lower()
+    if not size_alone:
+        raise SizeError(size, "it is empty")
+    match = _SIZE.fullmatch(size_alone)
     if match is None:
         raise SizeError(size, "it is not a number followed by a unit")
     number, unit = Fraction(match["number"]), match["unit"]

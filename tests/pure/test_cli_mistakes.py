@@ -26,6 +26,10 @@ def lowtide(monkeypatch: pytest.MonkeyPatch, *args: str) -> int:
     [
         (["--budget", "8Gigs", "SCRIPT"], "--budget: '8Gigs' is not a usable size"),
         (["--budget", "-1", "SCRIPT"], "--budget: '-1' is not a usable size"),
+        (["--budget", "-5MB", "SCRIPT"], "--budget: '-5MB' is not a usable size"),
+        (["--budget", "", "SCRIPT"], "--budget: '' is not a usable size: it is empty"),
+        (["--budget", "0", "SCRIPT"], "--budget: '0' is not a usable size: a budget"),
+        (["--budget", "0%", "SCRIPT"], "--budget: '0%' is not a usable size"),
         (["--budget", "130%", "SCRIPT"], "above 0 and not above 100"),
         (["--budget", "1g", "--host", "x", "SCRIPT"], "--host: 'x' is not"),
         (["--budget", "1g", "--policy", "best", "SCRIPT"], "it is one of auto, keep"),

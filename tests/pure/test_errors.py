@@ -6,6 +6,7 @@ import pickle
 import pytest
 
 from lowtide.errors import BudgetError, LowtideError, SizeError, SpillError
+from lowtide.units import parse_bytes
 
 ERRORS = [
     SizeError("8 Gigs", "the unit 'gigs' is unknown"),
@@ -41,9 +42,21 @@ def test_budget_error_carries_its_numbers_exactly() -> None:
     assert error.budget_bytes == 2**32
     assert error.smallest_bytes == 6 * 2**30
     message = str(error)
-    for part in ("layer4.2.conv1", str(5 * 2**30), "smallest budget that works is 6,"):
+    for part in ("layer4.2.conv1", str(5 * 2**30), "budget that works is 6144.0 MiB"):
         assert part in message
     assert str(error.smallest_bytes) in message
+
+
+@pytest.mark.parametrize(
+    ("n_bytes", "short"),
+    [(134581302, "128.4 MiB"), (2**27, "128.0 MiB"), (2**27 + 1, "128.1 MiB")],
+)
+def test_budget_error_never_names_too_little(n_bytes: int, short: str) -> None:
+    error = BudgetError(
+        budget_bytes=1, operator="aten::mm", needed_bytes=2, smallest_bytes=n_bytes
+    )
+    assert f"that works is {short} ({n_bytes} bytes)" in str(error)
+    assert parse_bytes(short) >= n_bytes
 
 
 def test_budget_error_admits_what_it_does_not_know() -> None:

@@ -13,9 +13,10 @@ lowtide: 12 steps trained within 800.0 MiB (policy auto)
   budget             800.0 MiB   50% of the plain peak
   planned peak       780.0 MiB
   measured peak      790.0 MiB   first step 812.0 MiB
-  plain peak          1.56 GiB   without lowtide; estimated
+  plain peak          1.56 GiB   without lowtide; computed from what was saved
   smallest budget    520.0 MiB   that works
-  between steps      300.0 MiB   parameters, gradients, optimizer state
+  between steps      300.0 MiB   what stays: parameters, gradients, \
+optimizer state, data
   time per step         2.31 s   40.0 ms exposed to copies, 0.31 s recomputing
   saved per step      1.07 GiB   for backward, of it:
     kept             300.0 MiB   stayed in memory
@@ -39,6 +40,30 @@ def test_a_program_that_does_not_train_gets_one_line() -> None:
     assert text.count("\n") == 1
     assert "no backward pass" in text
     assert "3.00 MiB" in text
+
+
+@pytest.mark.parametrize(
+    ("failure", "said"),
+    [
+        (None, "this program ran no backward pass"),
+        (SystemExit(), "this program ran no backward pass"),
+        (SystemExit(0), "this program ran no backward pass"),
+        (SystemExit("no data"), "ended with an error before the first backward pass"),
+        (ValueError(), "ended with an error before the first backward pass"),
+        (KeyboardInterrupt(), "interrupted before the first backward pass"),
+    ],
+)
+def test_a_program_that_ended_early_is_not_said_to_do_nothing(
+    failure: BaseException | None, said: str
+) -> None:
+    text = render(make_timeline(trained=False), failure=failure)
+    assert text.startswith(f"lowtide: {said}")
+    assert text.count("\n") == 1
+
+
+def test_the_smallest_budget_suffices_as_it_is_written() -> None:
+    text = render(make_timeline(smallest_bytes=520 * MIB + 1))
+    assert "smallest budget    520.1 MiB" in text
 
 
 @pytest.mark.parametrize(
@@ -80,8 +105,8 @@ def test_gradients_without_a_step() -> None:
     assert "time per step        unknown" in text
 
 
-def test_what_was_measured_is_told_from_what_was_estimated() -> None:
-    assert "known: seen" in render(make_timeline(plain_peak_known=True))
+def test_what_was_measured_is_told_from_what_was_computed() -> None:
+    assert "without lowtide; measured\n" in render(make_timeline(plain_peak_known=True))
     assert "cannot see" in render(make_timeline(allocator="python"))
 
 

@@ -45,6 +45,7 @@ def test_text_forms(text: str, n_bytes: int) -> None:
         "auto",
         "-1",
         "-1GiB",
+        "- 1GiB",
         "8 Gigs",
         "8,5GiB",
         "1.5",
@@ -74,6 +75,15 @@ def test_bad_sizes_show_the_right_form(bad: object) -> None:
     assert repr(bad) in str(caught.value)
     assert '"8GiB"' in str(caught.value)
     assert isinstance(caught.value, ValueError)
+
+
+@pytest.mark.parametrize(
+    ("bad", "why"),
+    [("", "empty"), (" ", "empty"), ("-1", "negative"), ("-5MB", "negative")],
+)
+def test_bad_sizes_get_a_fitting_reason(bad: str, why: str) -> None:
+    with pytest.raises(SizeError, match=f"it is {why}"):
+        parse_bytes(bad)
 
 
 @pytest.mark.parametrize(
@@ -112,6 +122,14 @@ def test_formatted_sizes_parse_to_nearly_the_same(n: int) -> None:
     assert len(text) <= 11
     if not text.startswith("8.00 EiB"):  # rounded up to the first size refused
         assert abs(parse_bytes(text) - n) <= 0.005 * n
+
+
+@given(SIZES)
+def test_sizes_rounded_up_suffice_and_by_little(n: int) -> None:
+    text = format_bytes(n, round_up=True)
+    assert len(text) <= 11
+    if not text.startswith("8.00 EiB"):  # the first size refused
+        assert n <= parse_bytes(text) <= 1.011 * n
 
 
 @given(SIZES, SIZES)

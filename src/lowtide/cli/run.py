@@ -86,7 +86,8 @@ def run(
         str,
         typer.Option(
             metavar="SIZE",
-            help="Host memory to spill to where the device has memory of its own.",
+            help="Host memory to spill to where the device has memory of its own; no "
+            "effect on the CPU.",
         ),
     ] = "auto",
     spill_dir: Annotated[
@@ -183,7 +184,7 @@ def perform(request: Request) -> int:
     failure = _run_within(session, program)
     if os.getpid() == process:  # not in a child that the program forked
         progress.wipe()
-        _conclude(session.report(), request)
+        _conclude(session.report(), request, failure)
     if isinstance(failure, BudgetError):
         print(f"lowtide: {failure}", file=sys.stderr)
         return EXIT_BUDGET
@@ -198,8 +199,11 @@ def list_faults(request: Request) -> list[str]:
     faults = []
     for option, size in (("--budget", request.budget), ("--host", request.host)):
         try:
-            if size != "auto":
-                parse_bytes(size, total=2**40)  # any: the real one needs the device
+            if size == "auto":
+                continue
+            n_bytes = parse_bytes(size, total=2**40)  # any: the real one needs torch
+            if option == "--budget" and n_bytes == 0:
+                raise SizeError(size, "a budget has at least one byte")
         except SizeError as error:
             faults.append(f'{option}: {error} Or give "auto".')
     if request.policy not in RULES:
@@ -230,7 +234,9 @@ def _run_within(session: RunningSession, program: Program) -> BaseException | No
     return None
 
 
-def _conclude(timeline: Timeline, request: Request) -> None:
+def _conclude(
+    timeline: Timeline, request: Request, failure: BaseException | None
+) -> None:
     if request.report is not None:
         try:
             request.report.write_text(json.dumps(timeline.to_dict(), indent=2) + "\n")
@@ -240,7 +246,7 @@ def _conclude(timeline: Timeline, request: Request) -> None:
     with contextlib.suppress(OSError, ValueError, AttributeError):
         sys.stdout.flush()
     with contextlib.suppress(OSError, ValueError, AttributeError):
-        sys.stderr.write(render(timeline))
+        sys.stderr.write(render(timeline, failure=failure))
         sys.stderr.flush()
 
 

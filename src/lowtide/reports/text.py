@@ -25,19 +25,32 @@ _KEPT_ROWS = 8
 Row = tuple[str, str, str]
 
 
-def render(timeline: Timeline) -> str:
-    """Return the report of a run, ending in a newline."""
+def render(timeline: Timeline, *, failure: BaseException | None = None) -> str:
+    """Return the report of a run, ending in a newline.
+
+    Arguments:
+        timeline: what the run did.
+        failure: what the run ended with, where it did not reach its end.
+    """
     if not timeline.trained:
-        return (
-            "lowtide: this program ran no backward pass, so there was nothing to do "
-            f"(measured peak {format_bytes(_measured_peak(timeline))}).\n"
-        )
+        peak = format_bytes(_measured_peak(timeline))
+        return f"lowtide: {_why_untrained(failure)} (measured peak {peak}).\n"
     blocks = ["\n".join(_headline(timeline)), _table(_rows(timeline))]
     if timeline.kept:
         blocks.append("\n".join(_kept_lines(timeline)))
     if timeline.notes:
         blocks.append("\n".join(f"  note: {note}" for note in timeline.notes))
     return "\n\n".join(blocks) + "\n"
+
+
+def _why_untrained(failure: BaseException | None) -> str:
+    if isinstance(failure, KeyboardInterrupt):
+        return "interrupted before the first backward pass"
+    if isinstance(failure, SystemExit) and failure.code in (None, 0):
+        failure = None
+    if failure is not None:
+        return "ended with an error before the first backward pass"
+    return "this program ran no backward pass, so there was nothing to do"
 
 
 def _headline(timeline: Timeline) -> Iterator[str]:
@@ -75,14 +88,17 @@ def _rows(timeline: Timeline) -> Iterator[Row]:
     if timeline.planned_peak_bytes:
         yield "planned peak", format_bytes(timeline.planned_peak_bytes), ""
     yield from _measured_rows(timeline)
-    known = "known: seen" if timeline.plain_peak_known else "estimated"
+    known = "computed from what was saved"
+    if timeline.plain_peak_known:
+        known = "measured"
     yield "plain peak", format_bytes(plain), f"without lowtide; {known}"
     if timeline.smallest_bytes:
-        yield "smallest budget", format_bytes(timeline.smallest_bytes), "that works"
+        smallest = format_bytes(timeline.smallest_bytes, round_up=True)
+        yield "smallest budget", smallest, "that works"
     yield (
         "between steps",
         format_bytes(timeline.static_bytes),
-        "parameters, gradients, optimizer state",
+        "what stays: parameters, gradients, optimizer state, data",
     )
     yield (
         "time per step",
