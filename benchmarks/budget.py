@@ -306,7 +306,8 @@ def check_counter(subject: Subject, args: argparse.Namespace) -> list[Row]:
     rows = []
     with subject.start() as worker:
         plain_peak = max(worker.ask(do="step", count=WARM_UP)["peaks"])
-    for budget in (None, {"size": round(0.75 * plain_peak)}):
+    half_way = (plain_peak + subject.ask_smallest()) // 2
+    for budget in (None, {"size": half_way, "policy": subject.policy}):
         with Worker("contestant.py") as worker:
             found = worker.ask(
                 do="profile", steps=args.steps, budget=budget, **subject.options

@@ -87,7 +87,12 @@ def _classify(model: nn.Module, batch: Batch) -> Tensor:
 def _resnet50(sizes: Flags) -> tuple[Training, Iterable[nn.Module]]:
     from transformers import ResNetConfig, ResNetForImageClassification
 
-    config = ResNetConfig(layer_type="bottleneck", num_labels=1000)
+    width = int(sizes["width"])
+    config = ResNetConfig(
+        embedding_size=width,
+        hidden_sizes=[4 * width, 8 * width, 16 * width, 32 * width],
+        num_labels=1000,
+    )
     model = ResNetForImageClassification(config)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     training = Training(model, optimizer, lambda: _pictures(sizes, 1000), _classify)
@@ -98,7 +103,9 @@ def _resnet50(sizes: Flags) -> tuple[Training, Iterable[nn.Module]]:
 def _swin(sizes: Flags) -> tuple[Training, Iterable[nn.Module]]:
     from transformers import SwinConfig, SwinForImageClassification
 
-    config = SwinConfig(image_size=int(sizes["pixels"]), num_labels=1000)
+    config = SwinConfig(
+        image_size=int(sizes["pixels"]), embed_dim=int(sizes["width"]), num_labels=1000
+    )
     model = SwinForImageClassification(config)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     training = Training(model, optimizer, lambda: _pictures(sizes, 1000), _classify)
@@ -226,18 +233,18 @@ def _unet(sizes: Flags) -> tuple[Training, Iterable[nn.Module]]:
 _TEXT: Flags = {"width": 512, "heads": 8, "vocabulary": 16384, "dropout": 0.1}
 
 SIZES: dict[str, Flags] = {
-    "resnet50": {"batch": 16, "pixels": 224},
+    "resnet50": {"batch": 16, "pixels": 224, "width": 64},
     "gpt2": {"batch": 4, "length": 512, "layers": 8, **_TEXT},
     "bert": {"batch": 8, "length": 384, "layers": 6, **_TEXT},
-    "swin": {"batch": 16, "pixels": 224},
+    "swin": {"batch": 16, "pixels": 224, "width": 96},
     "unet": {"batch": 4, "pixels": 256, "levels": 4, "width": 32},
 }
 
 QUICK: dict[str, Flags] = {
-    "resnet50": {"batch": 8, "pixels": 96},
-    "gpt2": {"batch": 4, "length": 128, "layers": 4, "width": 256, "vocabulary": 2048},
-    "bert": {"batch": 8, "length": 128, "layers": 3, "width": 256, "vocabulary": 2048},
-    "swin": {"batch": 2, "pixels": 224},
+    "resnet50": {"batch": 8, "pixels": 96, "width": 16},
+    "gpt2": {"batch": 8, "length": 128, "layers": 4, "width": 128, "vocabulary": 1024},
+    "bert": {"batch": 8, "length": 128, "layers": 3, "width": 128, "vocabulary": 1024},
+    "swin": {"batch": 4, "pixels": 224, "width": 24},
     "unet": {"batch": 2, "pixels": 96},
 }
 

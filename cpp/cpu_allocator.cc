@@ -13,6 +13,12 @@
 // Blocks of 64 KiB and more start on a page and span whole pages, which lets
 // the disk lane read and write them without a copy; smaller ones come from c10.
 //
+// Blocks of 1 MiB and more are mapped, and freed ones are kept for the next
+// request of their size: training asks for the same sizes in every iteration,
+// and a fresh page costs a fault. What is live and what is kept together never
+// exceed the largest live bytes so far, so that the memory the system sees
+// follows what is counted, which freed blocks in malloc's heap do not.
+//
 // Once installed it stays: nothing here is ever destroyed, so that a tensor
 // that dies after main() still finds it. No Python, no GIL; it includes c10
 // only, which compiles in seconds.
@@ -39,6 +45,8 @@ namespace {
 constexpr size_t kPage = 4096;
 constexpr size_t kPagedFrom = 64 * 1024;         // smaller blocks: c10's way
 constexpr size_t kHugeFrom = 2 * 1024 * 1024;    // c10's threshold for advice
+constexpr size_t kMappedFrom = 1024 * 1024;      // mapped by us, kept when freed
+constexpr size_t kMostKept = 1024;               // blocks kept at most
 constexpr int kShards = 64;                      // a power of two
 constexpr size_t kFirstSlots = 256;              // per shard, a power of two
 constexpr uint8_t kPriority = 1;                 // above c10's default of 0
@@ -70,10 +78,16 @@ void add_live(int64_t bytes) {
   raise_to(counters.op_peak.value, live);
 }
 
+// Who has the memory of a block.
+enum Owner : uint64_t { kC10 = 0, kMalloc = 1, kMapped = 2 };
+
 // What is known about one live block. An empty slot has address 0.
 struct Slot {
   uintptr_t address;
-  uint64_t bytes_and_owner;  // bytes asked for, times two, plus `paged`
+  uint64_t bytes_and_owner;  // bytes asked for, times four, plus the owner
+
+  size_t bytes() const { return bytes_and_owner / 4; }
+  Owner owner() const { return static_cast<Owner>(bytes_and_owner & 3); }
 };
 
 // One part of the table: open addressing, linear probing. Its memory comes from
@@ -132,7 +146,7 @@ bool grow(Shard& shard) {
 }
 
 // Enters a block. False: there is no memory for a larger table.
-bool insert(void* data, size_t bytes, bool paged) {
+bool insert(void* data, size_t bytes, Owner owner) {
   const auto address = reinterpret_cast<uintptr_t>(data);
   Shard& shard = shard_of(address);
   std::lock_guard<std::mutex> guard(shard.mutex);
@@ -143,11 +157,10 @@ bool insert(void* data, size_t bytes, bool paged) {
   if (slot.address != 0) {
     // The former block here was freed behind our back: it is gone by now.
     counters.live.value.fetch_sub(
-        static_cast<int64_t>(slot.bytes_and_owner / 2),
-        std::memory_order_relaxed);
+        static_cast<int64_t>(slot.bytes()), std::memory_order_relaxed);
     --shard.used;
   }
-  slot = {address, bytes * 2 + (paged ? 1 : 0)};
+  slot = {address, bytes * 4 + owner};
   ++shard.used;
   ++shard.inserted;
   return true;
@@ -199,14 +212,122 @@ bool huge_pages_wanted() {
 
 size_t whole_pages(size_t bytes) { return (bytes + kPage - 1) & ~(kPage - 1); }
 
+// Freed blocks that wait for the next request of their size.
+struct Kept {
+  void* data;
+  size_t bytes;  // whole pages
+};
+
+struct Store {
+  std::mutex mutex;
+  Kept blocks[kMostKept];  // oldest first
+  size_t count = 0;
+  int64_t bytes = 0;
+  int64_t most = 0;  // largest live bytes since the last trim
+
+  // Gives the oldest blocks back to the system until `limit` bytes are left.
+  void shrink(int64_t limit) {
+    size_t gone = 0;
+    while (gone < count && bytes > limit) {
+      bytes -= static_cast<int64_t>(blocks[gone].bytes);
+      munmap(blocks[gone].data, blocks[gone].bytes);
+      ++gone;
+    }
+    for (size_t i = gone; gone > 0 && i < count; ++i) {
+      blocks[i - gone] = blocks[i];
+    }
+    count -= gone;
+  }
+
+  // The latest kept block of exactly this size; null: there is none.
+  void* take(size_t wanted) {
+    for (size_t i = count; i-- > 0;) {
+      if (blocks[i].bytes == wanted) {
+        void* const data = blocks[i].data;
+        for (size_t j = i + 1; j < count; ++j) {
+          blocks[j - 1] = blocks[j];
+        }
+        --count;
+        bytes -= static_cast<int64_t>(wanted);
+        return data;
+      }
+    }
+    return nullptr;
+  }
+};
+
+Store store;
+
+// Maps a block, or takes one that was kept; null: there is no memory.
+void* map_block(size_t bytes) {
+  const size_t wanted = whole_pages(bytes);
+  std::lock_guard<std::mutex> guard(store.mutex);
+  const int64_t live = counters.live.value.load(std::memory_order_relaxed) +
+                       static_cast<int64_t>(wanted);
+  if (live > store.most) {
+    store.most = live;
+  }
+  if (void* const kept = store.take(wanted)) {
+    return kept;
+  }
+  store.shrink(store.most - live);
+  for (int attempt = 0; attempt < 2; ++attempt) {
+    void* data = mmap(nullptr, wanted, PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (data != MAP_FAILED) {
+      return data;
+    }
+    store.shrink(0);
+  }
+  return nullptr;
+}
+
+void unmap_block(void* data, size_t bytes) {
+  const size_t whole = whole_pages(bytes);
+  std::lock_guard<std::mutex> guard(store.mutex);
+  const int64_t live = counters.live.value.load(std::memory_order_relaxed);
+  const auto size = static_cast<int64_t>(whole);
+  if (live + store.bytes + size > store.most || store.count == kMostKept) {
+    store.shrink(store.most - live - size);
+    if (live + store.bytes + size > store.most || store.count == kMostKept) {
+      munmap(data, whole);
+      return;
+    }
+  }
+  store.blocks[store.count++] = {data, whole};
+  store.bytes += size;
+}
+
+void give_back(void* data, size_t bytes, Owner owner) {
+  if (owner == kMapped) {
+    unmap_block(data, bytes);
+  } else if (owner == kMalloc) {
+    std::free(data);
+  } else {
+    c10::free_cpu(data);
+  }
+}
+
 // Null where c10 has to do it: small blocks, the debugging flags that fill new
 // memory, and no memory left (it words that error as users know it).
-void* allocate_pages(size_t bytes) {
+void* allocate_pages(size_t bytes, Owner& owner) {
   void* data = nullptr;
+  owner = kC10;
   if (bytes < kPagedFrom || bytes > PTRDIFF_MAX - kPage ||
       FLAGS_caffe2_cpu_allocator_do_zero_fill ||
-      FLAGS_caffe2_cpu_allocator_do_junk_fill ||
-      posix_memalign(&data, kPage, whole_pages(bytes)) != 0) {
+      FLAGS_caffe2_cpu_allocator_do_junk_fill) {
+    return nullptr;
+  }
+  if (bytes >= kMappedFrom) {
+    data = map_block(bytes);
+    owner = kMapped;
+  } else if (posix_memalign(&data, kPage, whole_pages(bytes)) == 0) {
+    owner = kMalloc;
+  } else {
+    data = nullptr;
+  }
+  if (!data) {
+    owner = kC10;
     return nullptr;
   }
 #ifdef MADV_HUGEPAGE
@@ -225,9 +346,9 @@ struct CountingAllocator final : c10::Allocator {
     if (bytes == 0) {
       return {nullptr, nullptr, &release, cpu};
     }
-    void* data = allocate_pages(bytes);
-    const bool paged = data != nullptr;
-    if (!paged) {
+    Owner owner = kC10;
+    void* data = allocate_pages(bytes, owner);
+    if (!data) {
       try {
         data = c10::alloc_cpu(bytes);
       } catch (const c10::Error&) {
@@ -235,8 +356,8 @@ struct CountingAllocator final : c10::Allocator {
         throw;
       }
     }
-    if (!insert(data, bytes, paged)) {
-      paged ? std::free(data) : c10::free_cpu(data);
+    if (!insert(data, bytes, owner)) {
+      give_back(data, bytes, owner);
       TORCH_CHECK(false, "lowtide: can't allocate memory for the table of blocks"
                   " while allocating ", bytes, " bytes");
     }
@@ -260,15 +381,15 @@ void release(void* data) {
   const Slot slot = remove(data);
   if (slot.address != 0) {
     counters.live.value.fetch_sub(
-        static_cast<int64_t>(slot.bytes_and_owner / 2),
-        std::memory_order_relaxed);
+        static_cast<int64_t>(slot.bytes()), std::memory_order_relaxed);
   }
   c10::profiledCPUMemoryReporter().Delete(data);
-  slot.bytes_and_owner & 1 ? std::free(data) : c10::free_cpu(data);
+  give_back(data, slot.bytes(), slot.owner());
 }
 
 // A fork must not find a shard locked by a thread that the child lacks.
 void lock_all() {
+  store.mutex.lock();
   for (Shard& shard : shards) {
     shard.mutex.lock();
   }
@@ -278,6 +399,7 @@ void unlock_all() {
   for (Shard& shard : shards) {
     shard.mutex.unlock();
   }
+  store.mutex.unlock();
 }
 
 // glibc maps a large block anew, page fault by page fault, unless it is smaller
@@ -336,7 +458,7 @@ __attribute__((visibility("default"))) int64_t lowtide_adopt(void* storage) {
     return 0;
   }
   const size_t bytes = impl->nbytes();
-  if (!insert(data, bytes, /*paged=*/false)) {
+  if (!insert(data, bytes, kC10)) {
     return 0;
   }
   (void)block.compare_exchange_deleter(former->raw_deleter(), &release);
@@ -357,7 +479,17 @@ __attribute__((visibility("default"))) int64_t lowtide_blocks() {
 // Bytes asked for by the live block that starts here; -1: not ours.
 __attribute__((visibility("default"))) int64_t lowtide_bytes(void* data) {
   const Slot slot = look_up(data);
-  return slot.address ? static_cast<int64_t>(slot.bytes_and_owner / 2) : -1;
+  return slot.address ? static_cast<int64_t>(slot.bytes()) : -1;
+}
+
+// Gives kept blocks back to the system and returns their bytes; from now on as
+// much is kept as is live at the most from here.
+__attribute__((visibility("default"))) int64_t lowtide_trim() {
+  std::lock_guard<std::mutex> guard(store.mutex);
+  const int64_t bytes = store.bytes;
+  store.shrink(0);
+  store.most = counters.live.value.load(std::memory_order_relaxed);
+  return bytes;
 }
 
 }  // extern "C"

@@ -32,7 +32,7 @@ class Account:
         self.moved = False  # anything ever left memory
         self._step_ends: list[float] = []
         self._totals: dict[str, float] = {}
-        self._marks = (0.0, 0.0, 0, 0.0)
+        self._marks = (0.0, 0.0, 0.0)
         self._whole: dict[str, Kept] = {}
         self._stayed: dict[str, Kept] = {}
         self._classified = 0
@@ -79,23 +79,23 @@ class Account:
         """Keep the figures of an iteration that has just ended."""
         session = self.session
         ledger, replayer = session.ledger, session.replayer
-        exposed, replayed, n_bytes, decided = self._marks
+        exposed, replayed, decided = self._marks
         self.plain_peak = max(self.plain_peak, plain_peak)
         self._totals = {
             "saved": sum(v.nbytes for v in session.iterations.slots),
-            "swapped": ledger.swapped_bytes,
-            "recomputed": replayer.bytes - n_bytes,
+            "swapped": sum(v.nbytes for v in ledger.swapped),
+            "recomputed": sum(v.nbytes for v in ledger.dropped - ledger.swapped),
             "exposed": ledger.exposed - exposed,
             "replay": replayer.seconds - replayed,
             "decide": session.steward.decide_seconds - decided,
         }
-        if ledger.swapped_bytes or ledger.dropped_bytes:
+        if ledger.swapped or ledger.dropped:
             self.moved = True
-        ledger.swapped_bytes = ledger.dropped_bytes = 0
+        ledger.swapped.clear()
+        ledger.dropped.clear()
         self._marks = (
             ledger.exposed,
             replayer.seconds,
-            replayer.bytes,
             session.steward.decide_seconds,
         )
 

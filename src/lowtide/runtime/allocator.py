@@ -87,6 +87,11 @@ class NativeCounter:
         blocks: int = self._library.lowtide_blocks()
         return blocks
 
+    def trim(self) -> Bytes:
+        """Give freed blocks that are kept for reuse back to the system."""
+        kept: int = self._library.lowtide_trim()
+        return kept
+
     def is_current(self) -> bool:
         """Tell whether torch still allocates CPU memory through lowtide."""
         current: bool = self._library.lowtide_is_current()
@@ -149,6 +154,10 @@ class PythonCounter:
         if storage.is_shared() or not storage.resizable():
             return 0
         return self.track(storage)
+
+    def trim(self) -> Bytes:
+        """Do nothing: this counter keeps no memory."""
+        return 0
 
     def _drained(self) -> Bytes:
         with self._lock:

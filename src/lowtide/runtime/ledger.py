@@ -57,7 +57,8 @@ class Ledger:
         self.exposed = 0.0  # seconds spent waiting for copies
         self.replay: Callable[[Value], None]
         self.replay_fits: Callable[[Value], bool] = lambda _: True
-        self.swapped_bytes = self.dropped_bytes = 0  # released in this iteration
+        self.swapped: set[Value] = set()  # values that left so in this iteration
+        self.dropped: set[Value] = set()
         self.verifier: Any = None
         self.undroppable: frozenset[int] | set[int] = frozenset()  # ids, in a replay
         self.complaints: dict[str, str] = {}
@@ -278,10 +279,7 @@ class Ledger:
         value.away = True
         self.managed -= value.nbytes
         self.absent += value.nbytes
-        if swapped:
-            self.swapped_bytes += value.nbytes
-        else:
-            self.dropped_bytes += value.nbytes
+        (self.swapped if swapped else self.dropped).add(value)
         self.scheduler.left(value, swapped=swapped)
 
     def early_writes(self) -> None:

@@ -27,7 +27,6 @@ class Replayer:
     def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger
         self.seconds = 0.0
-        self.bytes = 0  # bytes of saved values computed again
         self.operators = 0
 
     def __call__(self, value: Value) -> None:
@@ -159,7 +158,6 @@ class _Run:
             if value.away and value.dropped:
                 with Quiet():
                     self.ledger.install(value, tensor.detach())
-                self.owner.bytes += value.nbytes
             if self.uses.get(id(value), 0) > 0:
                 with Quiet():
                     self.passing[id(value)] = bytes_of(storage)

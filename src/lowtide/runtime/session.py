@@ -147,6 +147,7 @@ class Session:
             ended.close_when_idle()
         self.counter = allocator.install()
         self.adopted = allocator.adopt(self.counter)
+        self.counter.trim()
         self._build()
         self._attach()
         _active = self
@@ -218,6 +219,7 @@ class Session:
             return  # a forked child: nothing here is its own
         self._summary = self.account.timeline()
         self._settle(failed=kind is not None)
+        self.counter.trim()
         if kind is None:
             self.steward.give_up(ended=True)
 

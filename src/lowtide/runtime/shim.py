@@ -185,6 +185,8 @@ def _typed(library: ctypes.CDLL) -> ctypes.CDLL:
         library.lowtide_blocks.argtypes = []
         library.lowtide_bytes.restype = ctypes.c_int64
         library.lowtide_bytes.argtypes = [ctypes.c_void_p]
+        library.lowtide_trim.restype = ctypes.c_int64
+        library.lowtide_trim.argtypes = []
     except AttributeError as error:
         raise OSError(str(error)) from error
     return library

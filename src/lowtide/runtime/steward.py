@@ -10,6 +10,7 @@ the end, so that the error can name the smallest budget that works.
 
 from __future__ import annotations
 
+import logging
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -19,9 +20,12 @@ from lowtide.errors import BudgetError
 from lowtide.recorder.values import Value, replay_cost
 from lowtide.runtime.allocator import PythonCounter
 from lowtide.runtime.estimate import Signature, estimate_need, signature_of
+from lowtide.units import format_bytes
 
 if TYPE_CHECKING:
     from lowtide.runtime.session import Session
+
+_log = logging.getLogger("lowtide")
 
 _MARGIN = 1.005  # the smallest budget named, above the largest working set seen
 _LEARNING = 2  # steps that may measure on after an operator did not fit
@@ -211,6 +215,14 @@ class Steward:
             self._failed = True
             raise BudgetError(
                 budget_bytes=self.budget, operator=operator, needed_bytes=needed
+            )
+        if not self.overrun:
+            _log.warning(
+                "lowtide: a budget of %s is too small for %s; measuring on beyond it, "
+                "for at most %d steps, to find the smallest that works",
+                format_bytes(self.budget),
+                operator,
+                _LEARNING,
             )
         self.overrun = True
 
