@@ -36,7 +36,7 @@ class BudgetError(LowtideError, RuntimeError):
     """Report that a program cannot run within its budget.
 
     While the first two steps are being learnt, a budget that turns out to be too small
-    is exceeded on purpose, and a RuntimeWarning says so at that moment: only what was
+    is exceeded on purpose, and a logged warning says so at that moment: only what was
     measured to the end of these steps, or of the program, shows the smallest budget
     that works, which this error then names. Once they are learnt, an operator that
     cannot fit raises this error before it runs.
