@@ -27,6 +27,7 @@ class Replayer:
     def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger
         self.seconds = 0.0
+        self.bytes = 0  # of saved values computed again, so far
         self.operators = 0
 
     def __call__(self, value: Value) -> None:
@@ -158,6 +159,7 @@ class _Run:
             if value.away and value.dropped:
                 with Quiet():
                     self.ledger.install(value, tensor.detach())
+                self.owner.bytes += value.nbytes
             if self.uses.get(id(value), 0) > 0:
                 with Quiet():
                     self.passing[id(value)] = bytes_of(storage)
