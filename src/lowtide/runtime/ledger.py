@@ -60,7 +60,7 @@ class Ledger:
         self.swapped: set[Value] = set()  # values that left so in this iteration
         self.dropped: set[Value] = set()
         self.verifier: Any = None
-        self.undroppable: frozenset[int] | set[int] = frozenset()  # ids, in a replay
+        self.replaying: list[dict[int, int]] = []  # reads left, by id, per replay
         self.complaints: dict[str, str] = {}
 
     # -- births and deaths ------------------------------------------------------
@@ -260,7 +260,7 @@ class Ledger:
         """Let go of a value's memory; it will be computed again."""
         if value.copy is not None or value.reading is not None:
             return False
-        if id(value) in self.undroppable:
+        if any(uses.get(id(value), 0) > 0 for uses in self.replaying):
             return False
         if value.op is None or not self.movable(value):
             return False

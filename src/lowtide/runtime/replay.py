@@ -79,13 +79,12 @@ class _Run:
         self.passing: dict[int, torch.Tensor] = {}
 
     def run(self) -> None:
-        outer = self.ledger.undroppable
-        self.ledger.undroppable = outer | self.uses.keys()
+        self.ledger.replaying.append(self.uses)
         try:
             for op in self.ops:
                 self._step(op)
         finally:
-            self.ledger.undroppable = outer
+            self.ledger.replaying.pop()
 
     def _step(self, op: Op) -> None:
         held: dict[int, torch.Tensor] = {}
