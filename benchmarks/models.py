@@ -245,7 +245,7 @@ QUICK: dict[str, Flags] = {
     "gpt2": {"batch": 8, "length": 128, "layers": 4, "width": 128, "vocabulary": 1024},
     "bert": {"batch": 8, "length": 128, "layers": 3, "width": 128, "vocabulary": 1024},
     "swin": {"batch": 4, "pixels": 224, "width": 24},
-    "unet": {"batch": 2, "pixels": 96},
+    "unet": {"batch": 4, "pixels": 96, "width": 8},
 }
 
 BUILDERS: dict[str, Callable[[Flags], tuple[Training, Iterable[Any]]]] = {
