@@ -27,7 +27,10 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("lowtide")
 
-_MARGIN = 1.005  # the smallest budget named, above the largest working set seen
+# The smallest budget named lies above the largest working set seen: how far copies have
+# come, and small values that are not worth moving, differ from one run to the next.
+_MARGIN = 1.01
+_SLACK = 256 << 10  # bytes
 _LEARNING = 2  # steps that may measure on after an operator did not fit
 _UNHURRIED = 0.5  # of the budget: below it, unknown needs are not estimated
 _FILLING = 0.6  # of the budget: above it, copies start without a plan
@@ -246,7 +249,7 @@ class Steward:
     @property
     def smallest(self) -> int:
         """The smallest budget that works, as far as seen; 0 while unknown."""
-        return int(self.floor * _MARGIN)
+        return int(self.floor * _MARGIN) + _SLACK if self.floor else 0
 
 
 def _track(counter: PythonCounter, result: Any) -> None:
