@@ -287,8 +287,8 @@ def test_interrupt_from_the_keyboard(launcher: list[str], tmp_path: Path) -> Non
     text = """
 import atexit, threading
 atexit.register(print, "at exit")
-print("ready", flush=True)
 try:
+    print("ready", flush=True)
     threading.Event().wait()
 finally:
     print("finally")
