@@ -42,7 +42,8 @@ class Training:
         losses: list[str] = []
         digests: Digests = {}
         counter.reset_peak()
-        with nullcontext() if budget_bytes is None else Session(budget_bytes):
+        session = None if budget_bytes is None else Session(budget_bytes)
+        with session or nullcontext():
             for step in range(self.steps):
                 optimizer.zero_grad()
                 loss = loss_of(model, make_batch())
@@ -54,7 +55,11 @@ class Training:
                 optimizer.step()
             peak_bytes = counter.peak.value
         digests.update(training_state(model, optimizer))
-        return Trained(losses, digests, peak_bytes)
+        trained = Trained(losses, digests, peak_bytes)
+        if session is not None:
+            trained.replayed = session.replayer.operators
+            trained.written_bytes = session.lane.written_bytes if session.lane else 0
+        return trained
 
     def smallest_budget(self) -> int:
         """Ask for the smallest budget, by trying one that is far too small."""
@@ -67,13 +72,15 @@ class Training:
         raise AssertionError(f"{self.name} trained within {HOPELESS} bytes")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Trained:
     """What a training left behind."""
 
     losses: list[str]
     digests: Digests
     peak_bytes: int  # of a plain run; a session resets the counter at every step
+    replayed: int = 0  # operators
+    written_bytes: int = 0  # to disk
 
     def differences(self, other: "Trained") -> Iterator[str]:
         """Say how another run differs."""
@@ -122,8 +129,13 @@ def _compare(
 ) -> None:
     label = f"{training.name} at {budget_bytes} of {plain.peak_bytes} bytes"
     try:
-        found = list(plain.differences(training.run(budget_bytes)))
-        if found and list(plain.differences(training.run())):
+        trained = training.run(budget_bytes)
+        found = list(plain.differences(trained))
+        outcome.replayed += trained.replayed
+        outcome.written_bytes += trained.written_bytes
+        if not (trained.replayed or trained.written_bytes):
+            found.append("nothing left memory: this checked nothing")
+        elif found and list(plain.differences(training.run())):
             found = ["two plain runs differ"]
     except Exception as error:
         found = [f"{type(error).__name__}: {error}"]

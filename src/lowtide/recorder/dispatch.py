@@ -14,14 +14,15 @@ nothing; like a mode they follow autograd into its threads.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from time import perf_counter
 from typing import Any, Protocol
 
 import torch
 
 from lowtide.recorder.exports import Exports
-from lowtide.recorder.key import KEY, observe_with, stop_observing
-from lowtide.recorder.schemas import Facts, facts_of
+from lowtide.recorder.key import observe_with, stop_observing, unseen
+from lowtide.recorder.schemas import Facts
 from lowtide.recorder.values import (
     Op,
     Ref,
@@ -29,8 +30,6 @@ from lowtide.recorder.values import (
     Value,
     geometry_of,
 )
-
-_exclude = torch._C._dispatch_tls_set_dispatch_key_excluded
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
@@ -78,7 +77,9 @@ def is_plain(tensor: torch.Tensor, device_type: str) -> bool:
     return (
         type(tensor) in _PLAIN
         and tensor.layout is torch.strided
-        and tensor.device.type == device_type
+        and (
+            tensor.is_cpu if device_type == "cpu" else tensor.device.type == device_type
+        )
         and not tensor.is_quantized
         and not tensor._is_zerotensor()
         and not tensor.is_inference()
@@ -97,6 +98,8 @@ class Recorder:
         self.index = 0  # operators seen in this iteration
         self.serial = 0  # operators recorded since the start, never reset
         self.enabled = True  # switched off in forked children
+        # at rest: says, by its number, whether the next operator may run unwatched
+        self.resting: Callable[[int], bool] | None = None
 
     def attach(self) -> None:
         """See the operators of this thread, and of autograd's on its behalf."""
@@ -115,21 +118,18 @@ class Recorder:
         value = self.table.lookup(tensor)
         if value is not None:
             value.kept_because = value.kept_because or "shared with NumPy or by DLPack"
-            _exclude(KEY, True)
-            with torch.inference_mode(False), torch.no_grad():
+            with unseen(), torch.inference_mode(False), torch.no_grad():
                 value.expose()
-            _exclude(KEY, False)
             self.listener.before_write(value)
             self.table.end(tensor)
 
-    def observe(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def observe(self, func: Any, facts: Facts, args: Any, kwargs: Any) -> Any:
         """Run one operator under observation."""
-        if not self.enabled:
-            return func(*args, **kwargs)
-        facts = facts_of(func)
-        if facts.views:
+        if not self.enabled or facts.views:
             return func(*args, **kwargs)
         self.index += 1
+        if self.resting is not None and self.resting(self.index):
+            return func(*args, **kwargs)
         op: Op | None = None
         if torch.is_grad_enabled() and not facts.rebinds and facts.replayable:
             op = self._describe(func, facts, args, kwargs)

@@ -18,18 +18,45 @@ from typing import Any
 import torch
 
 from lowtide.errors import LowtideError
-from lowtide.recorder.schemas import only_aliases
+from lowtide.recorder.schemas import Facts, facts_of, only_aliases
 
 KEY = "Fake"
 
-Observer = Callable[[Any, Any, Any], Any]  # operator, arguments, keyword arguments
+Observer = Callable[[Any, Facts, Any, Any], Any]  # operator, facts, args, kwargs
 
+_Excluding = torch._C._ExcludeDispatchKeyGuard  # an eighth of the cost of naming keys
 _include = torch._C._dispatch_tls_set_dispatch_key_included
-_exclude = torch._C._dispatch_tls_set_dispatch_key_excluded
 _has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
 
 _observers: list[Observer] = []  # the one that observes now, if any
 _libraries: list[torch.library.Library] = []
+_key = torch._C.DispatchKeySet(torch._C._dispatch_key_parse(KEY))
+
+
+def _quiet_keys() -> Any:
+    """Collect what has to be passed over to run an operator that nobody notices."""
+    with (
+        torch._C._DisableTorchDispatch(),
+        torch._C._AutoDispatchBelowAutograd(),
+        torch._C._DisableAutocast(),
+    ):
+        return torch._C._dispatch_tls_local_exclude_set() | _key
+
+
+_quiet = _quiet_keys()
+
+
+def unseen() -> Any:
+    """Return a context in which operators are not observed."""
+    return _Excluding(_key)
+
+
+def quiet() -> Any:
+    """Return a context for lowtide's own operators: neither recorded nor observed.
+
+    They run below autograd, without autocast and without Python's dispatch modes.
+    """
+    return _Excluding(_quiet)
 
 
 def observe_with(observer: Observer) -> None:
@@ -47,14 +74,11 @@ def stop_observing() -> None:
 
 
 def _hand_over(func: Any, *args: Any, **kwargs: Any) -> Any:
-    """Let the observer run an operator; what happens inside is not seen again."""
-    _exclude(KEY, True)
-    try:
+    """Let the observer run an operator that has no kernel of its own here."""
+    with _Excluding(_key):
         if _observers:
-            return _observers[0](func, args, kwargs)
+            return _observers[0](func, facts_of(func), args, kwargs)
         return func(*args, **kwargs)
-    finally:
-        _exclude(KEY, False)
 
 
 def _install() -> Iterator[torch.library.Library]:
@@ -90,16 +114,24 @@ def _name(schema: Any) -> str:
 
 
 def _kernel(name: str) -> Callable[..., Any]:
-    """Make the kernel of one operator, which is looked up at its first call."""
+    """Make the kernel of one operator, which is looked up at its first call.
+
+    What happens inside the operator is not observed again.
+    """
     func: Any = None
+    facts: Any = None
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        nonlocal func
-        if func is None:
-            namespace, _, rest = name.partition("::")
-            packet, _, overload = rest.partition(".")
-            found = getattr(getattr(torch.ops, namespace), packet)
-            func = getattr(found, overload or "default")
-        return _hand_over(func, *args, **kwargs)
+        nonlocal func, facts
+        with _Excluding(_key):
+            if func is None:
+                namespace, _, rest = name.partition("::")
+                packet, _, overload = rest.partition(".")
+                found = getattr(getattr(torch.ops, namespace), packet)
+                func = getattr(found, overload or "default")
+                facts = facts_of(func)
+            if _observers:
+                return _observers[0](func, facts, args, kwargs)
+            return func(*args, **kwargs)
 
     return kernel

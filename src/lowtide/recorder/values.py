@@ -38,9 +38,9 @@ def geometry_of(tensor: torch.Tensor) -> Geometry:
     """Return a tensor's geometry over its storage."""
     return Geometry(
         tensor.dtype,
-        tuple(tensor.size()),
+        tensor.size(),
         tensor.stride(),
-        int(tensor.storage_offset()),
+        tensor.storage_offset(),  # type: ignore[arg-type]  # symbolic: no plain tensor
         tensor.is_conj(),
         tensor.is_neg(),
     )
@@ -115,9 +115,9 @@ class Saved:
 
     __slots__ = ("alias", "geometry", "spoiled", "version")
 
-    def __init__(self, alias: torch.Tensor, version: int, geometry: Geometry) -> None:
+    def __init__(self, alias: torch.Tensor, version: int) -> None:
         self.alias: torch.Tensor | None = alias
-        self.geometry = geometry
+        self.geometry: Geometry | None = None  # known once the alias has gone
         self.version = version
         self.spoiled: str | None = None  # error text once it was modified in place
 
@@ -148,6 +148,7 @@ class Value:
         "slot",
         "slot_era",
         "transfer",
+        "version",
     )
 
     def __init__(
@@ -174,6 +175,7 @@ class Value:
         self.slot = -1  # position among this iteration's saved values
         self.plan = 0  # the director's code for it (scheduler.director)
         self.ledger: Any = None
+        self.version = -1  # the storage's counter, where writes pass unseen
 
     # -- what the scheduler asks ----------------------------------------------
 
@@ -242,6 +244,7 @@ class Value:
             return
         for saved in list(self.saved.values()):
             if saved.alias is None:
+                assert saved.geometry is not None
                 saved.alias = tensor_over(self.base.untyped_storage(), saved.geometry)
                 saved.version = saved.alias._version
         self.base = None
@@ -249,7 +252,9 @@ class Value:
     def release_memory(self) -> None:
         """Let go of the bytes in memory (a copy or the lineage stays)."""
         for saved in list(self.saved.values()):
-            saved.alias = None
+            if saved.alias is not None:
+                saved.geometry = geometry_of(saved.alias)
+                saved.alias = None
         self.base = None
         self.hold = None
         self.reference = None

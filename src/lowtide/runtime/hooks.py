@@ -14,8 +14,8 @@ import torch
 
 from lowtide.errors import LowtideError
 from lowtide.recorder.dispatch import is_plain
-from lowtide.recorder.values import Handle, Saved, geometry_of, tensor_over
-from lowtide.runtime.quiet import Quiet
+from lowtide.recorder.key import quiet
+from lowtide.recorder.values import Handle, Saved, tensor_over
 
 if TYPE_CHECKING:
     from lowtide.runtime.session import Session
@@ -49,11 +49,12 @@ class Hooks:
             if session.live:
                 session.account.kept_whole(tensor)
             return KeptWhole(tensor.detach())
-        value = session.table.value_of(tensor)
+        resting = session.recorder.resting is not None
+        value = (session.rest if resting else session.table).value_of(tensor)
         # the tensor itself would make a cycle with its own node, and hide a holder
-        with Quiet():
+        with quiet():
             alias = tensor.detach()
-        saved = Saved(alias, tensor._version, geometry_of(tensor))
+        saved = Saved(alias, tensor._version)
         first = not value.saved and value.ledger is not session.ledger
         value.saved[id(saved)] = saved
         if first or value not in session.ledger.alive:
@@ -68,7 +69,8 @@ class Hooks:
                 raise RuntimeError(_modified(tensor, tensor._version, packed.version))
             return tensor
         saved: Saved = packed.saved
-        self.session.note_use(packed.value)
+        if self.session.recorder.resting is None:
+            self.session.note_use(packed.value)
         alias = saved.alias
         if alias is None:
             return self._return(packed)
@@ -92,7 +94,8 @@ class Hooks:
         self.session.ledger.bring_back(value)
         storage = value.storage()
         assert storage is not None, "a saved tensor has no bytes"
-        with Quiet():
+        assert saved.geometry is not None
+        with quiet():
             return tensor_over(storage, saved.geometry)
 
 

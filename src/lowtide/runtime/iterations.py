@@ -21,6 +21,7 @@ from lowtide.trace import OPS, VALUES, Trace
 
 _KNOWN = 64  # iterations of different shape remembered
 _REPLANS = 3  # times a repeated iteration is planned afresh
+_TIGHT = 0.99  # of the budget: what a plan that moves anything aims for
 _REBASE = 0.002  # of the budget: growth at the start that calls for a new plan
 
 
@@ -62,9 +63,13 @@ class Iterations:
         self._base = live
         self.used = 0
         self.forecast = None
+        self.partial = False  # its beginning was not watched: there is nothing to learn
 
     def saved(self, value: Value, position: int) -> int | None:
         """Give a value its slot; returns the planned action, None where unknown."""
+        if self.partial:
+            value.slot = value.next_use = -1
+            return None
         slot = value.slot = len(self.slots)
         self.slots.append(value)
         op = value.op
@@ -121,7 +126,7 @@ class Iterations:
     def use(self, value: Value, position: int) -> None:
         """Note that autograd asked for a value."""
         slot = value.slot
-        if slot < len(self._rows) and self.slots[slot] is value:
+        if 0 <= slot < len(self._rows) and self.slots[slot] is value:
             row = self._rows[slot]
             if row[2] < 0:
                 row[2] = position
@@ -130,7 +135,7 @@ class Iterations:
     def finish(self) -> Forecast | None:
         """End the iteration; returns its forecast when it had any backward."""
         result = None
-        if self.used and self.ops:
+        if self.used and self.ops and not self.partial:
             result = self._remember()
             self.last = result
             self.finished += 1
@@ -163,10 +168,13 @@ class Iterations:
     def plan(self, forecast: Forecast, base: int) -> None:
         """Plan a remembered iteration for the live bytes at its start."""
         grown = forecast.growth = base - forecast.base
-        target = int(self.budget * 0.99) - grown
         trace = forecast.trace
+        ops = trace.ops
+        whole = int((ops["live"] + ops["absent"] + ops["need"]).max()) + grown
+        # what fits whole is repeated as it was; what is moved needs some leeway
+        target = int(self.budget * (1 if whole <= self.budget else _TIGHT)) - grown
         forecast.plan = assign(trace, target, self.lanes, self.rules)
-        plain = trace.ops["live"] + trace.ops["absent"] + trace.ops["need"]
+        plain = ops["live"] + ops["absent"] + ops["need"]
         away = np.zeros(len(plain) + 1, dtype=np.int64)
         leaves = forecast.plan > 0
         values = trace.values

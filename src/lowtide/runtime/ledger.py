@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lowtide.errors import SpillError
+from lowtide.recorder.key import quiet
 from lowtide.recorder.values import (
     StorageTable,
     Value,
     bytes_of,
     recoverable,
 )
-from lowtide.runtime.quiet import Quiet
 from lowtide.scheduler.scheduler import DROP, RELEASE, WAIT, WRITE, Scheduler
 
 if TYPE_CHECKING:
@@ -53,6 +53,7 @@ class Ledger:
         self.flight_bytes = 0
         self.managed = 0  # bytes of saved values in memory
         self.absent = 0  # bytes of saved values out of memory
+        self.arriving = 0  # bytes of those that are being read ahead
         self.alive: set[Value] = set()  # values with saved tensors
         self.exposed = 0.0  # seconds spent waiting for copies
         self.replay: Callable[[Value], None]
@@ -65,13 +66,11 @@ class Ledger:
 
     # -- births and deaths ------------------------------------------------------
 
-    def adopt(self, value: Value, planned: int | None) -> None:
+    def adopt(self, value: Value) -> None:
         """Take charge of a value that autograd has just saved for the first time."""
         value.ledger = self
         self.alive.add(value)
         self.managed += value.nbytes
-        if value.kept_because is None:
-            self.scheduler.saved(value, planned)
 
     def drain(self) -> None:
         """Settle what has happened since: dead values and finished copies."""
@@ -102,9 +101,7 @@ class Ledger:
         """Give back everything held for a value that nobody wants."""
         value.base = value.hold = None
         value.transfer = None
-        if value.reading is not None:
-            self._wait(value.reading[0])  # its target must outlive the read
-            value.reading = None
+        self._stop_reading(value)
         if value.copy is not None:
             if self.lane is not None:
                 self.lane.free(value.copy)
@@ -169,8 +166,14 @@ class Ledger:
         for value in sorted(reading, key=lambda v: v.next_use, reverse=True):
             if self.counter.live.value <= limit:
                 return
+            self._stop_reading(value)
+
+    def _stop_reading(self, value: Value) -> None:
+        """Give up a read ahead, if there is one; its target must outlive it."""
+        if value.reading is not None:
             self._wait(value.reading[0])
             value.reading = None
+            self.arriving -= value.nbytes
 
     def _wait_flights(self) -> None:
         """Wait for every copy in flight; memory of dead values goes with it."""
@@ -234,7 +237,7 @@ class Ledger:
         storage = value.storage()
         if storage is None:
             return False
-        with Quiet():
+        with quiet():
             tensor = bytes_of(storage)
         try:
             copy = self.lane.write(storage.data_ptr(), value.nbytes)
@@ -311,14 +314,16 @@ class Ledger:
         """Allocate memory for a swapped value and begin to read it."""
         assert self.lane is not None
         assert value.copy is not None
-        with Quiet():
+        with quiet():
             tensor = torch.empty(value.nbytes, dtype=torch.uint8)
         read = self.lane.read(value.copy, tensor.data_ptr())
         value.reading = (read, tensor)
+        self.arriving += value.nbytes
 
     def _finish_read(self, value: Value) -> None:
         read, tensor = value.reading
         value.reading = None
+        self.arriving -= value.nbytes
         self.exposed += read.wait()
         self.install(value, tensor)
 
@@ -354,7 +359,7 @@ class Ledger:
                 elif not parent.clean:
                     storage = parent.storage()
                     assert storage is not None
-                    with Quiet():
+                    with quiet():
                         parent.hold = bytes_of(storage)
 
     def _unpin_parents(self, value: Value) -> None:
@@ -382,7 +387,7 @@ class Ledger:
             storage = value.storage()
             shared = value.reference is not None and storage is value.reference()
             if storage is not None and shared and value.base is None:
-                with Quiet():
+                with quiet():
                     value.hold = bytes_of(storage).clone()
         if value.base is not None:
             for saved in list(value.saved.values()):

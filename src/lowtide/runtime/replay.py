@@ -16,9 +16,9 @@ import torch
 
 from lowtide.errors import LowtideError
 from lowtide.recorder.dispatch import Blank, Scratch
+from lowtide.recorder.key import quiet
 from lowtide.recorder.values import Op, Ref, Value, bytes_of, tensor_over
 from lowtide.runtime.ledger import Ledger
-from lowtide.runtime.quiet import Quiet
 
 
 class Replayer:
@@ -97,12 +97,12 @@ class _Run:
                 self.passing.pop(key, None)
             if key in written and (self.uses[key] > 0 or parent.storage() is not None):
                 self.ledger.make_room(parent.nbytes)
-                with Quiet():
+                with quiet():
                     tensor = tensor.clone()
             held[key] = tensor
         self.ledger.make_room(op.need)
         storages = {key: tensor.untyped_storage() for key, tensor in held.items()}
-        with torch.enable_grad(), Quiet():
+        with torch.enable_grad(), quiet():
             args = [_decode(argument, storages) for argument in op.args]
             kwargs = {k: _decode(v, storages) for k, v in op.kwargs.items()}
             result = _run_seeded(op, args, kwargs)
@@ -123,14 +123,14 @@ class _Run:
             self.ledger.bring_back(value)
         storage = value.storage()
         assert storage is not None
-        with Quiet():
+        with quiet():
             return bytes_of(storage)
 
     def _read_source(self, value: Value) -> torch.Tensor:
         """Read back a source that only dropped values want: it passes through."""
         assert self.ledger.lane is not None
         self.ledger.make_room(value.nbytes)
-        with Quiet():
+        with quiet():
             tensor = torch.empty(value.nbytes, dtype=torch.uint8)
         read = self.ledger.lane.read(value.copy, tensor.data_ptr())
         self.ledger.exposed += read.wait()
@@ -156,11 +156,11 @@ class _Run:
                     f"{value.nbytes} were expected; please report this"
                 )
             if value.away and value.dropped:
-                with Quiet():
+                with quiet():
                     self.ledger.install(value, tensor.detach())
                 self.owner.bytes += value.nbytes
             if self.uses.get(id(value), 0) > 0:
-                with Quiet():
+                with quiet():
                     self.passing[id(value)] = bytes_of(storage)
 
 

@@ -32,6 +32,7 @@ from lowtide.runtime.hooks import Hooks
 from lowtide.runtime.iterations import Iterations
 from lowtide.runtime.ledger import Ledger
 from lowtide.runtime.replay import Replayer
+from lowtide.runtime.rest import Rest
 from lowtide.runtime.steward import Steward
 from lowtide.runtime.transfers import DiskLane
 from lowtide.runtime.verify import Verifier
@@ -180,7 +181,8 @@ class Session:
         self.ledger.replay_fits = self.steward.replay_fits
         self.recorder = Recorder(self.table, self.steward, self.device_type)
         self.hooks = Hooks(self)
-        self._between = True  # no saved tensor yet in this iteration
+        self.rest = Rest(self)
+        self.between = True  # no saved tensor yet in this iteration
         self._era = 0  # optimizer steps so far
         self._leader: int | None = None  # the optimizer whose steps count
         self.counter.reset_peak()
@@ -255,16 +257,20 @@ class Session:
 
     def note_saved(self, value: Value) -> None:
         """A value was saved that was not saved before."""
-        if self._between:
+        if self.between:
             self._begin_iteration()
-        position = self.recorder.index
-        planned = self.iterations.saved(value, position)
+        value.slot_era = self._era
+        if self.recorder.resting is not None and self.rest.follows(value):
+            self.ledger.adopt(value)
+            return
+        planned = self.iterations.saved(value, self.recorder.index)
         if self.forced:
             planned = None
         elif value.op is None and planned is None:
             planned = 0  # a source is most often a parameter: only under pressure
-        value.slot_era = self._era
-        self.ledger.adopt(value, planned)
+        self.ledger.adopt(value)
+        if value.kept_because is None:
+            self.scheduler.saved(value, planned)
 
     def note_use(self, value: Value) -> None:
         """Autograd asks for a value."""
@@ -276,7 +282,7 @@ class Session:
 
     def note_operator(self, seconds: float, live: int, need: int) -> None:
         """An operator has run."""
-        if self._between:
+        if self.between:
             return
         ledger, ops = self.ledger, self.iterations.ops
         ops.append((seconds, live, need, ledger.managed, ledger.absent))
@@ -285,7 +291,7 @@ class Session:
 
     def end_if_idle(self) -> None:
         """End the iteration where no saved tensor is left."""
-        if not self._between and not self.ledger.alive:
+        if not self.between and not self.ledger.alive:
             self._finish_iteration()
 
     # -- iterations -------------------------------------------------------------
@@ -305,10 +311,13 @@ class Session:
     def _step_done(self) -> None:
         self.ledger.drain()
         alive = self.ledger.alive
-        if not self._between and all(v.slot_era < self._era for v in alive):
+        if not self.between and all(v.slot_era < self._era for v in alive):
             self._finish_iteration()
         self._era += 1
         peak = self.account.step()
+        if self.recorder.resting is not None and peak > self.budget:
+            self.steward.misjudged += 1  # by an operator that ran unwatched
+            self.rest.wake()
         if self.on_progress is not None and self.account.steps <= 3:
             self.on_progress(
                 f"step {self.account.steps}: peak {format_bytes(peak)} of "
@@ -317,13 +326,14 @@ class Session:
         self.steward.give_up()
 
     def _begin_iteration(self) -> None:
-        self._between = False
+        self.between = False
         self.recorder.index = 0
         self.steward.recover()
         live = self.counter.live.value
         self.account.static = live
         self._update_lanes()
         self.iterations.begin(live)
+        self.rest.begin()
 
     def _update_lanes(self) -> None:
         if self.lane is None:
@@ -333,7 +343,10 @@ class Session:
 
     def _finish_iteration(self) -> None:
         """Close the iteration: remember it, cut lineage that nobody needs."""
-        self._between = True
+        self.between = True
+        if self.recorder.resting is not None:
+            self.iterations.begin(self.counter.live.value)
+            return
         for value in self.table.values():
             if value.op is not None and not value.pins and not value.saved:
                 value.op = None
@@ -344,6 +357,7 @@ class Session:
             self.account.iteration(forecast.trace.plain_peak_bytes)
             if self.iterations.finished >= _VERIFIED and self.ledger.verifier:
                 self.ledger.verifier.enabled = False
+        self.rest.consider(forecast)
         self.iterations.begin(self.counter.live.value)
 
     # -- report -----------------------------------------------------------------

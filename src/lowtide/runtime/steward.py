@@ -56,7 +56,7 @@ class Steward:
         self.overrun = False  # measuring on although an operator did not fit
         self._failed = False  # a BudgetError is on its way out
         self._needs: dict[Signature, int] = {}
-        self._largest_need = 0
+        self.largest_need = 0
         self._need = 0  # of the operator about to run
         self._pinned = 0
 
@@ -69,11 +69,11 @@ class Steward:
             ledger.drain()
             session.end_if_idle()
         signature = None
-        self._need = self._largest_need
+        self._need = self.largest_need
         if session.forced:
             ledger.force()
         else:
-            full = live.value + self._largest_need > self.budget
+            full = live.value + self.largest_need > self.budget
             if full or session.account.steps < _LEARNING:
                 signature = self._reserve(func, args, kwargs)
             if self.scheduler.to_write:
@@ -96,7 +96,7 @@ class Steward:
             signature, known = None, None  # an argument that cannot be hashed
         if known is not None:
             self._need = certain = known
-            if live.value + self._largest_need <= self.budget:
+            if live.value + self.largest_need <= self.budget:
                 return signature
         else:
             if live.value <= _UNHURRIED * self.budget and not self.overrun:
@@ -131,19 +131,14 @@ class Steward:
             until = max(value.next_use, position) + 1
             load = self.iterations.load_between(position, until)
             if load is None:
-                room = self.budget - live - 2 * self._largest_need
+                room = self.budget - live - 2 * self.largest_need
             else:
-                managed = self.ledger.managed + self._reading_bytes()
-                room = self.budget - load - managed
+                room = self.budget - load - self.ledger.managed - self.ledger.arriving
             room = min(room, self.budget - live - self._need)
             if value.nbytes > room or not value.clean:
                 return
             self.ledger.start_read(value)
             live += value.nbytes
-
-    def _reading_bytes(self) -> int:
-        absent = self.scheduler.absent.values()
-        return sum(v.nbytes for v in absent if v.reading is not None)
 
     # -- after an operator ------------------------------------------------------
 
@@ -157,7 +152,7 @@ class Steward:
         if signature is not None:
             if need > self._needs.get(signature, -1):
                 self._needs[signature] = need
-            self._largest_need = max(self._largest_need, need)
+            self.largest_need = max(self.largest_need, need)
         self.session.note_operator(seconds, live, need)
         if peak > self.budget and not self.session.forced:
             self._exceeded(str(func), live, need)
@@ -193,7 +188,7 @@ class Steward:
         use = value.next_use
         load = self.iterations.load_between(use, use + 1) if use >= 0 else None
         if load is None:
-            load = self.counter.live.value - self.ledger.managed + self._largest_need
+            load = self.counter.live.value - self.ledger.managed + self.largest_need
         return load + scratch <= self.budget
 
     # -- budgets that cannot be kept --------------------------------------------

@@ -12,8 +12,8 @@ import hashlib
 import torch
 
 from lowtide.errors import LowtideError
+from lowtide.recorder.key import quiet
 from lowtide.recorder.values import Value, bytes_of
-from lowtide.runtime.quiet import Quiet
 
 
 class Verifier:
@@ -47,6 +47,6 @@ class Verifier:
 
 
 def _digest(storage: torch.UntypedStorage) -> bytes:
-    with Quiet():
+    with quiet():
         view = bytes_of(storage).numpy()
     return hashlib.blake2b(view.data, digest_size=16).digest()

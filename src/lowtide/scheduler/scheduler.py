@@ -59,6 +59,7 @@ class Scheduler(Generic[V]):
         self.copied_out: dict[int, V] = {}  # in memory and on a lower tier
         self.to_drop: dict[int, V] = {}
         self.absent: dict[int, V] = {}  # swapped out, in order of leaving
+        self._awaited: list[V] | None = None  # the same, in order of their next use
 
     # -- events ---------------------------------------------------------------
 
@@ -67,6 +68,7 @@ class Scheduler(Generic[V]):
         if planned is None:
             planned = self._judge(value)
         value.plan = planned
+        self._awaited = None  # what is known of later uses may have changed
         self.present[id(value)] = value
         if planned == SWAP:
             self.to_write[id(value)] = value
@@ -83,10 +85,12 @@ class Scheduler(Generic[V]):
         self.gone(value)
         if swapped:
             self.absent[id(value)] = value
+            self._awaited = None
 
     def returned(self, value: V) -> None:
         """A value's bytes are in memory again."""
-        self.absent.pop(id(value), None)
+        if self.absent.pop(id(value), None) is not None:
+            self._awaited = None
         self.present[id(value)] = value
         if value.clean:
             self.copied_out[id(value)] = value
@@ -98,7 +102,8 @@ class Scheduler(Generic[V]):
         self.copied_out.pop(key, None)
         self.to_write.pop(key, None)
         self.to_drop.pop(key, None)
-        self.absent.pop(key, None)
+        if self.absent.pop(key, None) is not None:
+            self._awaited = None
 
     def write_started(self, value: V) -> None:
         """A copy of the value is on its way."""
@@ -138,10 +143,13 @@ class Scheduler(Generic[V]):
 
     def returns(self, position: int) -> list[V]:
         """Return swapped values in the order in which they will be wanted."""
-        absent = list(self.absent.values())
-        if all(value.next_use >= position for value in absent):
-            return sorted(absent, key=lambda value: value.next_use)
-        return sorted(absent, key=_distance)
+        awaited = self._awaited
+        if awaited is None:
+            awaited = sorted(self.absent.values(), key=lambda value: value.next_use)
+            self._awaited = awaited
+        if awaited and awaited[0].next_use < position:  # not known, or later than that
+            return sorted(awaited, key=_distance)
+        return awaited
 
     # -- choices --------------------------------------------------------------
 
