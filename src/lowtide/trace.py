@@ -32,6 +32,16 @@ VALUES = np.dtype(
     ]
 )
 
+BLOCKS = np.dtype(
+    [
+        ("bytes", "i8"),  # as requested
+        ("start", "i8"),  # event at which it is allocated; events count from 0
+        ("stop", "i8"),  # event at which it is released, -1 when never
+        ("start_op", "i4"),  # operator that runs then, -1 when none or unknown
+        ("stop_op", "i4"),
+    ]
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Trace:
