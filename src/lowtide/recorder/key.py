@@ -67,6 +67,11 @@ def observe_with(observer: Observer) -> None:
     _include(KEY, True)
 
 
+def observed() -> bool:
+    """Say whether anybody observes operators now."""
+    return bool(_observers)
+
+
 def stop_observing() -> None:
     """Run operators unobserved again."""
     _include(KEY, False)

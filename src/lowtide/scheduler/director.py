@@ -46,6 +46,7 @@ class Rules:
     name: str = "auto"
     swap: bool = True
     recompute: bool = True
+    planned: bool = True  # else it reacts to pressure alone (scheduler.policies)
 
 
 RULES = {
@@ -54,6 +55,13 @@ RULES = {
     "swap-only": Rules("swap-only", recompute=False),
     "recompute-only": Rules("recompute-only", swap=False),
     "random": Rules("random"),
+    "delta": Rules("delta", planned=False),
+    "delta-knapsack": Rules("delta-knapsack", planned=False),
+    "dtr": Rules("dtr", swap=False, planned=False),
+    "dtr-local": Rules("dtr-local", swap=False, planned=False),
+    "msps": Rules("msps", swap=False, planned=False),
+    "lru": Rules("lru", swap=False, planned=False),
+    "size": Rules("size", swap=False, planned=False),
 }
 
 
@@ -82,7 +90,7 @@ def assign(
     """Choose for every value of an iteration; returns one code per value."""
     values, ops = trace.values, trace.ops
     plan = np.zeros(len(values), dtype=np.int8)
-    if len(values) == 0 or len(ops) == 0:
+    if len(values) == 0 or len(ops) == 0 or not rules.planned:
         return plan
     excess = ops["live"] + ops["absent"] + ops["need"] - budget_bytes
     if excess.max() <= 0:

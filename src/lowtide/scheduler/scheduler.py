@@ -9,7 +9,8 @@ goes on to the next.
 The filter takes, in this order: values whose copy is already written (releasing them
 costs nothing now), planned recomputations, copies in flight (a short wait), and then
 whatever frees bytes, farthest next use first. Before the next use is known, autograd
-is taken to consume in reverse order, so the oldest value is farthest.
+is taken to consume in reverse order, so the oldest value is farthest. The published
+policies follow no plan: their filter is a score (`scheduler.ranked`).
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ from collections.abc import Iterator
 from typing import Generic, Protocol, TypeVar
 
 from lowtide.scheduler.director import KEEP, RECOMPUTE, SWAP, Lanes, Rules, judge
+from lowtide.scheduler.lineage import Recipe
+from lowtide.scheduler.policies import POLICIES
+from lowtide.scheduler.ranked import Ranked
 
 RELEASE, DROP, WRITE, WAIT = "release", "drop", "write", "wait"
 
@@ -30,6 +34,10 @@ class Candidate(Protocol):
     birth: int
     next_use: int
     plan: int
+
+    @property
+    def op(self) -> Recipe | None:
+        """How it was made; None where it cannot be made again."""
 
     @property
     def clean(self) -> bool:
@@ -58,14 +66,22 @@ class Scheduler(Generic[V]):
         self.to_write: dict[int, V] = {}
         self.copied_out: dict[int, V] = {}  # in memory and on a lower tier
         self.to_drop: dict[int, V] = {}
+        self.writing: dict[int, V] = {}  # a copy is on its way
         self.absent: dict[int, V] = {}  # swapped out, in order of leaving
+        self.dropped: dict[int, V] = {}
+        self.now = 0.0  # seconds of compute so far, as the caller counts them
+        policy = POLICIES.get(rules.name)
+        self.ranked: Ranked[V] | None = None if policy is None else Ranked(policy)
         self._awaited: list[V] | None = None  # the same, in order of their next use
 
     # -- events ---------------------------------------------------------------
 
     def saved(self, value: V, planned: int | None) -> None:
         """A value was saved for the first time; `planned` from a trace, if any."""
-        if planned is None:
+        if self.ranked is not None:
+            planned = self._react(value)
+            self.ranked.enter(value, self.now, self.lanes)
+        elif planned is None:
             planned = self._judge(value)
         value.plan = planned
         self._awaited = None  # what is known of later uses may have changed
@@ -75,39 +91,61 @@ class Scheduler(Generic[V]):
         elif planned == RECOMPUTE:
             self.to_drop[id(value)] = value
 
+    def touched(self, value: V) -> None:
+        """A value was read."""
+        if self.ranked is not None:
+            self.ranked.touch(value, self.now)
+
     def copied(self, value: V) -> None:
         """A value's copy on the lower tier is complete."""
+        self.writing.pop(id(value), None)
         if id(value) in self.present:  # else it has died or left meanwhile
             self.copied_out[id(value)] = value
 
     def left(self, value: V, *, swapped: bool) -> None:
         """A value's bytes left memory."""
-        self.gone(value)
+        self._forget(value)
         if swapped:
             self.absent[id(value)] = value
             self._awaited = None
+        else:
+            self.dropped[id(value)] = value
+        if self.ranked is not None:
+            self.ranked.leave(value, self.now, evicted=not swapped)
 
     def returned(self, value: V) -> None:
         """A value's bytes are in memory again."""
-        if self.absent.pop(id(value), None) is not None:
-            self._awaited = None
+        self._forget(value)
         self.present[id(value)] = value
         if value.clean:
             self.copied_out[id(value)] = value
+        if self.ranked is not None:
+            self.ranked.enter(value, self.now, self.lanes)
 
     def gone(self, value: V) -> None:
         """Nobody needs the value any more, or it may not be touched."""
+        self._forget(value)
+        if self.ranked is not None:
+            self.ranked.leave(value, self.now, evicted=True)
+            if not (self.present or self.absent or self.dropped):
+                self.ranked.lineage.clear()
+
+    def _forget(self, value: V) -> None:
         key = id(value)
         self.present.pop(key, None)
         self.copied_out.pop(key, None)
         self.to_write.pop(key, None)
         self.to_drop.pop(key, None)
+        self.writing.pop(key, None)
+        self.dropped.pop(key, None)
         if self.absent.pop(key, None) is not None:
             self._awaited = None
 
     def write_started(self, value: V) -> None:
         """A copy of the value is on its way."""
         self.to_write.pop(id(value), None)
+        if id(value) in self.present:
+            self.writing[id(value)] = value
 
     # -- actions --------------------------------------------------------------
 
@@ -123,19 +161,25 @@ class Scheduler(Generic[V]):
             elif value.plan == RECOMPUTE:
                 yield DROP, value
 
-    def victims(self) -> Iterator[tuple[str, V]]:
-        """Yield actions that free memory, best first; each may be refused."""
+    def victims(self, short: int = 0) -> Iterator[tuple[str, V]]:
+        """Yield actions that free memory, best first; each may be refused.
+
+        `short` bytes are wanted in all, where that is known.
+        """
+        if self.ranked is not None:
+            for value in self.ranked.victims(self.now, self.lanes, short):
+                yield from self._out(value)
+            return
         for value in list(self.copied_out.values()):
             yield RELEASE, value
         for value in list(self.to_drop.values()):
             yield DROP, value
-        present = list(self.present.values())
-        for value in present:
+        for value in list(self.writing.values()):
             if value.writing:
                 yield WAIT, value
         if self.rules.name == "keep":
             return
-        present.sort(key=_distance, reverse=True)
+        present = sorted(self.present.values(), key=_distance, reverse=True)
         if self.rules.name == "random":
             self.random.shuffle(present)
         for value in present:
@@ -143,6 +187,10 @@ class Scheduler(Generic[V]):
 
     def returns(self, position: int) -> list[V]:
         """Return swapped values in the order in which they will be wanted."""
+        if self.ranked is not None:
+            policy = self.ranked.policy
+            gone = list(self.absent.values())  # in order of leaving
+            return (gone[::-1] if policy.newest_first else gone)[: policy.prefetch]
         awaited = self._awaited
         if awaited is None:
             awaited = sorted(self.absent.values(), key=lambda value: value.next_use)
@@ -165,6 +213,31 @@ class Scheduler(Generic[V]):
             if way == DROP and not self.rules.recompute:
                 continue
             yield way, value
+
+    def _out(self, value: V) -> Iterator[tuple[str, V]]:
+        """Yield how a published policy's victim leaves, then the other way."""
+        assert self.ranked is not None
+        if value.clean:
+            yield RELEASE, value
+            return
+        if value.writing:
+            yield WAIT, value
+            return
+        swaps = self.ranked.policy.swap and self.lanes.open
+        if self.ranked.policy.way(value, self.lanes) == RECOMPUTE:
+            ways = [DROP, WRITE] if swaps else [DROP]
+        else:
+            ways = [WRITE, DROP]
+        for way in ways:
+            yield way, value
+
+    def _react(self, value: V) -> int:
+        """Judge for a policy that plans nothing, but may copy ahead of pressure."""
+        assert self.ranked is not None
+        way = self.ranked.policy.way(value, self.lanes)
+        if way == RECOMPUTE and value.replay_seconds() is None:
+            return KEEP
+        return way if self.force or (self.ranked.policy.ahead and way == SWAP) else KEEP
 
     def _judge(self, value: V) -> int:
         if self.rules.name == "random":

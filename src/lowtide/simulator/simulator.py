@@ -1,0 +1,225 @@
+"""Execute a recorded iteration under a budget and a policy, on a virtual clock.
+
+The scheduler is the run time's own, and so are the order of events and the refusals
+(`simulator.machine`); only torch is missing. No fragmentation, no contention between
+copies and compute, no time for the decisions themselves (these are measured in real
+seconds and reported beside). The model of the world is the run time's: what leaves
+memory are saved values, once nobody but autograd holds them, and needs are known before
+an operator runs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from time import perf_counter
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lowtide.scheduler.director import RULES, Lanes, Rules, assign
+from lowtide.scheduler.scheduler import Scheduler
+from lowtide.simulator.buffers import Buffer, Clock, Operator, build
+from lowtide.simulator.forecast import forecast, managed_bytes, managed_versions
+from lowtide.simulator.machine import Machine, OutOfMemory
+from lowtide.trace import Graph
+
+_FILLING = 0.6  # of the budget: above it, copies start without a plan
+_TIGHT = 0.99  # of the budget: what a plan aims for
+_PATIENCE = 10.0  # plain steps after which a run is given up as thrashing
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What happened to one iteration."""
+
+    policy: str
+    budget_bytes: int
+    fits: bool  # it ran to its end within the budget
+    thrashed: bool  # given up: it took more than ten times the plain seconds
+    peak_bytes: int
+    final_bytes: int  # live at the end
+    counted_bytes: int  # the same, summed over what is in memory
+    plain_seconds: float
+    seconds: float  # as far as it got
+    replay_seconds: float
+    exposed_seconds: float  # waited for copies
+    replayed_operators: int
+    written_bytes: int
+    read_bytes: int
+    decisions: int  # actions tried under pressure
+    deciding_seconds: float  # real ones, spent in the scheduler
+    evaluations: int  # of scores, by the policies that have one
+    victims: int  # chosen by these
+    actions: tuple[tuple[int, str, int], ...]  # (position, action, version)
+    failed_at: int  # operator that did not fit, -1: none
+
+    @property
+    def slowdown(self) -> float:
+        """Seconds over those of the plain iteration."""
+        return self.seconds / self.plain_seconds if self.plain_seconds else 1.0
+
+
+class _Run:
+    """One iteration under way."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        rules: Rules,
+        budget: int,
+        lanes: Lanes,
+        seed: int,
+        plan: NDArray[np.int8] | None,
+    ) -> None:
+        self.graph = graph
+        self.rules = rules
+        self.budget = budget
+        self.clock = Clock()
+        self.operators, self.buffers = build(graph, self.clock)
+        self.scheduler: Scheduler[Buffer] = Scheduler(
+            rules, lanes, force=False, seed=seed
+        )
+        self.machine = Machine(budget, lanes, self.scheduler, self.buffers, self.clock)
+        self.load = graph.live_bytes + graph.needs - managed_bytes(graph)
+        uses = graph.versions["first_use"]
+        self.backward = int(
+            np.where(uses < 0, len(self.operators), uses).min(initial=0)
+        )
+        self.plans = self._plan(lanes, plan)
+        self._dying: dict[int, list[Buffer]] = {}
+        self._settling: dict[int, list[Buffer]] = {}
+        for i in managed_versions(graph):
+            self._settling.setdefault(self.buffers[i].held, []).append(self.buffers[i])
+        for buffer in self.buffers:
+            self._dying.setdefault(buffer.dead, []).append(buffer)
+
+    def _plan(self, lanes: Lanes, plan: NDArray[np.int8] | None) -> dict[int, int]:
+        if not self.rules.planned:
+            return {}
+        if plan is None:
+            target = planned_budget(self.graph, self.budget)
+            plan = assign(forecast(self.graph), target, lanes, self.rules)
+        return dict(zip(managed_versions(self.graph), plan.tolist(), strict=True))
+
+    def run(self) -> tuple[int, bool]:
+        """Run every operator; returns the one that failed, and whether it thrashed."""
+        limit = _PATIENCE * self.graph.seconds
+        for operator in self.operators:
+            if self.clock.now > limit:
+                return -1, True
+            try:
+                self._step(operator)
+            except OutOfMemory:
+                return operator.index, False
+        return -1, False
+
+    def _step(self, operator: Operator) -> None:
+        machine, scheduler = self.machine, self.scheduler
+        machine.position = operator.index
+        scheduler.now = self.clock.now
+        for parent in operator.inputs:
+            parent.locks += 1
+        for parent in operator.inputs:
+            machine.bring_back(parent)
+            scheduler.touched(parent)
+        assert all(parent.resident for parent in operator.inputs)
+        fresh = sum(b.nbytes for b in operator.outputs if b.reuses < 0)
+        need = fresh + operator.workspace
+        machine.room(need)
+        self._copy_ahead(need)
+        machine.touch_peak(need)
+        self.clock.now += operator.seconds
+        scheduler.now = self.clock.now
+        for buffer in operator.outputs:
+            buffer.alive = buffer.resident = True
+            machine.live += buffer.nbytes
+        for parent in operator.inputs:
+            parent.locks -= 1
+        for buffer in self._dying.get(operator.index + 1, ()):
+            machine.bury(buffer)
+        machine.touch_peak(0)
+        machine.land()
+        for buffer in self._settling.get(operator.index + 1, ()):
+            if buffer.alive:
+                machine.adopt(buffer, self.plans.get(buffer.index))
+
+    def _copy_ahead(self, need: int) -> None:
+        """Start copies out that were planned, and copies in that fit."""
+        machine, scheduler = self.machine, self.scheduler
+        if scheduler.to_write and (self.plans or machine.live > _FILLING * self.budget):
+            machine.early_writes()
+        if scheduler.absent and machine.position >= self.backward:
+            start = perf_counter()
+            awaited = scheduler.returns(machine.position)
+            machine.tally.deciding += perf_counter() - start
+            for value in awaited:
+                if value.arrives is not None:
+                    continue
+                if value.nbytes > self._room_ahead(value, need):
+                    return
+                machine.start_read(value)
+
+    def _room_ahead(self, value: Buffer, need: int) -> int:
+        """Return the bytes that a copy in may take until it is used."""
+        machine, position = self.machine, self.machine.position
+        now = self.budget - machine.live - need
+        if not self.rules.planned:
+            return now  # as published: it fits at this moment
+        until = max(value.next_use, position) + 1
+        load = int(self.load[position:until].max())
+        return min(now, self.budget - load - machine.managed - machine.arriving)
+
+
+def planned_budget(graph: Graph, budget_bytes: int) -> int:
+    """Return what a plan aims for: a little less, where anything moves at all."""
+    if graph.plain_peak_bytes <= budget_bytes:
+        return budget_bytes
+    return int(_TIGHT * budget_bytes)
+
+
+def simulate(
+    graph: Graph,
+    policy: str,
+    budget_bytes: int,
+    lanes: Lanes,
+    *,
+    plan: NDArray[np.int8] | None = None,
+    seed: int = 0,
+) -> Outcome:
+    """Run one iteration of a graph under a budget.
+
+    Arguments:
+        graph: a recorded or made-up iteration.
+        policy: one of `scheduler.director.RULES`.
+        budget_bytes: what may be live at any moment.
+        lanes: bytes per second out and in; `Lanes(0, 0)` where nothing can be copied.
+        plan: made elsewhere, for a policy that follows one: a code for each saved value
+            in the order of `forecast`. The director's own where None.
+        seed: of the "random" policy.
+    """
+    run = _Run(graph, RULES[policy], budget_bytes, lanes, seed, plan)
+    failed_at, thrashed = run.run()
+    machine, ranked = run.machine, run.scheduler.ranked
+    tally = machine.tally
+    return Outcome(
+        policy=policy,
+        budget_bytes=budget_bytes,
+        fits=failed_at < 0 and not thrashed and tally.peak <= budget_bytes,
+        thrashed=thrashed,
+        peak_bytes=tally.peak,
+        final_bytes=machine.live,
+        counted_bytes=machine.counted(),
+        plain_seconds=graph.seconds,
+        seconds=run.clock.now,
+        replay_seconds=tally.replay_seconds,
+        exposed_seconds=tally.exposed,
+        replayed_operators=tally.replayed,
+        written_bytes=tally.written,
+        read_bytes=tally.read,
+        decisions=tally.decisions,
+        deciding_seconds=tally.deciding,
+        evaluations=ranked.evaluations if ranked is not None else 0,
+        victims=ranked.chosen if ranked is not None else 0,
+        actions=tuple(machine.actions),
+        failed_at=failed_at,
+    )
