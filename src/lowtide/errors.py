@@ -123,6 +123,23 @@ class SpillError(LowtideError):
         return _again, (type(self), (self.action,), fields)
 
 
+class FileError(LowtideError, ValueError):
+    """Refuse a file that cannot be read as what it is said or seems to be.
+
+    Arguments:
+        why: a clause that says what is wrong with it.
+        path: the file, where it is known.
+    """
+
+    def __init__(self, why: str, *, path: str | os.PathLike[str] | None = None) -> None:
+        super().__init__(why if path is None else f"{os.fspath(path)} {why}")
+        self.why = why
+        self.path = None if path is None else os.fspath(path)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _again, (type(self), (self.why,), {"path": self.path})
+
+
 def _advice(needed_bytes: int, smallest_bytes: int | None) -> str:
     if smallest_bytes is None:
         return (
