@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from benchmarks.problems import read_events
+from benchmarks.problems import read_blocks
 from lowtide.planner.pool import lower_bound
 from lowtide.simulator.caching import (
     MIB,
@@ -147,6 +147,6 @@ def test_cnmem_has_a_first_segment_and_then_takes_what_is_asked() -> None:
 def test_cnmem_needs_what_was_found_for_the_published_traces(
     name: str, mebibytes: float
 ) -> None:
-    blocks, _ = read_events(DATA / "autoswap" / f"memInfo_{name}.text")
+    blocks = read_blocks(DATA / "autoswap" / f"memInfo_{name}.text")
     footprint = simulate_allocator(blocks, CnMemRules(first=0))
     assert round(footprint.reserved_bytes / MIB, 1) == mebibytes

@@ -32,7 +32,7 @@ def rule(ours: str = "", others: str = "") -> Rule:
     return Rule(frozenset(ours.split()), frozenset(others.split()))
 
 
-NOUNS = "errors units tidefile hardware trace plan timeline"
+NOUNS = "errors units tidefile hardware trace history plan timeline"
 STAGES = f"{NOUNS} recorder planner scheduler _core"
 RULES = {
     "errors": rule(),
@@ -42,7 +42,8 @@ RULES = {
     "trace": rule("errors units tidefile"),
     "plan": rule("errors units tidefile trace"),
     "timeline": rule("errors units tidefile trace"),
-    "recorder": rule("errors units trace", others="torch"),
+    "history": rule("errors units tidefile trace"),
+    "recorder": rule("errors units trace history", others="torch"),
     "planner": rule("errors units hardware trace plan _core"),
     "scheduler": rule("errors hardware trace plan"),
     "simulator": rule(f"{NOUNS} scheduler _core"),
@@ -57,7 +58,8 @@ RULES = {
     ),
     "__main__": rule("cli"),
 }
-WITHOUT_TORCH = {"recorder/snapshot.py", "recorder/profiler.py"}
+READERS = ("files", "lives", "logs", "profiler", "snapshot", "steady")
+WITHOUT_TORCH = {f"recorder/{name}.py" for name in READERS}
 STANDARD = sys.stdlib_module_names | {"numpy"}
 
 FILES = sorted(PACKAGE.rglob("*.py"))
@@ -191,7 +193,15 @@ def test_no_name_hides_a_module_beside_it() -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["lowtide", "lowtide.cli", "lowtide.reports.text", "lowtide.scheduler"]
+    "module",
+    [
+        "lowtide",
+        "lowtide.cli",
+        "lowtide.hardware",
+        "lowtide.recorder.files",
+        "lowtide.reports.text",
+        "lowtide.scheduler",
+    ],
 )
 def test_importing_loads_no_torch(module: str) -> None:
     code = f"import {module}, sys; sys.exit('torch' in sys.modules)"
