@@ -44,6 +44,7 @@ COLUMNS = [
     "recomputed_bytes",
 ]
 WARM_UP = 3  # steps before the first timed one; a budget is learnt in the first two
+LONGER = 5  # steps at the smallest budget, whatever --steps says
 HOPELESS = 1 << 12  # bytes that no step fits into
 ALLOCATORS = ("torch", "lowtide")
 MIB = 1 << 20
@@ -276,8 +277,10 @@ def sweep(subject: Subject, args: argparse.Namespace) -> list[Row]:
     print(f"{subject.name}: {len(ladder)} budgets, about {minutes:.0f} minutes")
     sys.stdout.flush()
     with subject.start() as worker:
-        plain = worker.ask(do="step", count=args.steps)["losses"]
-    return [sweep_row(subject, budget, plain) for budget in ladder]
+        count = max(args.steps, LONGER)
+        plain = worker.ask(do="step", count=count)["losses"]
+    rows = [sweep_row(subject, budget, plain[: args.steps]) for budget in ladder[:-1]]
+    return [*rows, sweep_row(subject, subject.smallest, plain)]
 
 
 def sweep_row(subject: Subject, budget: int, plain: list[str]) -> Row:

@@ -8,6 +8,7 @@ dropped values is pinned, so that what a replay starts from stays.
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -23,13 +24,14 @@ from lowtide.recorder.values import (
     bytes_of,
     recoverable,
 )
+from lowtide.runtime.pacing import Lead, flight_limit
 from lowtide.scheduler.scheduler import DROP, RELEASE, WAIT, WRITE, Scheduler
 
 if TYPE_CHECKING:
-    from lowtide.runtime.allocator import Counter
-    from lowtide.runtime.transfers import DiskLane
+    from lowtide.runtime.devices import Counter
+    from lowtide.runtime.lanes import Lane
 
-_IN_FLIGHT = 512 << 20  # bytes of write-behind that may be under way at once
+_log = logging.getLogger("lowtide")
 
 
 class Ledger:
@@ -39,7 +41,7 @@ class Ledger:
         self,
         budget: int,
         counter: Counter,
-        lane: DiskLane | None,
+        lane: Lane | None,
         scheduler: Scheduler[Value],
         table: StorageTable,
     ) -> None:
@@ -54,10 +56,13 @@ class Ledger:
         self.managed = 0  # bytes of saved values in memory
         self.absent = 0  # bytes of saved values out of memory
         self.arriving = 0  # bytes of those that are being read ahead
+        self.lead = Lead()
+        self.device = "cpu"  # where what comes back goes
         self.alive: set[Value] = set()  # values with saved tensors
         self.exposed = 0.0  # seconds spent waiting for copies
         self.replay: Callable[[Value], None]
         self.replay_fits: Callable[[Value], bool] = lambda _: True
+        self.short: Callable[[str, int], None] = lambda what, needed: None
         self.swapped: set[Value] = set()  # values that left so in this iteration
         self.dropped: set[Value] = set()
         self.verifier: Any = None
@@ -137,8 +142,10 @@ class Ledger:
         value.plan = 0
 
     def complain(self, key: str, text: str) -> None:
-        """Keep one note of each kind for the report."""
-        self.complaints.setdefault(key, text)
+        """Say one thing of each kind, at once and in the report."""
+        if key not in self.complaints:
+            _log.warning("lowtide: %s", text)
+            self.complaints[key] = text
 
     # -- room -------------------------------------------------------------------
 
@@ -160,12 +167,18 @@ class Ledger:
             self._cancel_reads(limit)
         return live.value <= limit
 
+    def require(self, need: int, what: str) -> None:
+        """Free memory that lowtide itself is about to take; tell where it cannot."""
+        if not self.make_room(need):
+            self.short(what, self.counter.live.value + need)
+
     def _cancel_reads(self, limit: int) -> None:
         """Give up prefetches, the latest wanted first."""
         reading = [v for v in self.alive if v.reading is not None]
         for value in sorted(reading, key=lambda v: v.next_use, reverse=True):
             if self.counter.live.value <= limit:
                 return
+            self.lead.cancelled(value.next_use)
             self._stop_reading(value)
 
     def _stop_reading(self, value: Value) -> None:
@@ -287,8 +300,11 @@ class Ledger:
 
     def early_writes(self) -> None:
         """Start planned copies of values that nobody else holds any more."""
+        if self.lane is None:
+            return
+        limit = flight_limit(self.budget, self.lane.write_bandwidth)
         for value in self.scheduler.early_writes():
-            if self.flight_bytes > _IN_FLIGHT:
+            if self.flight_bytes > limit:
                 return
             self.start_write(value)
 
@@ -304,7 +320,7 @@ class Ledger:
         if value.copy is not None:
             if not value.copy.done:
                 self._wait(value.copy)
-            self.make_room(value.nbytes)
+            self.require(value.nbytes, "reading a saved tensor back")
             self.start_read(value)
             self._finish_read(value)
             return
@@ -315,7 +331,7 @@ class Ledger:
         assert self.lane is not None
         assert value.copy is not None
         with quiet():
-            tensor = torch.empty(value.nbytes, dtype=torch.uint8)
+            tensor = torch.empty(value.nbytes, dtype=torch.uint8, device=self.device)
         read = self.lane.read(value.copy, tensor.data_ptr())
         value.reading = (read, tensor)
         self.arriving += value.nbytes
@@ -324,8 +340,28 @@ class Ledger:
         read, tensor = value.reading
         value.reading = None
         self.arriving -= value.nbytes
-        self.exposed += read.wait()
+        try:
+            waited = read.wait()
+        except SpillError as error:
+            del tensor
+            self._lost(value, error)
+            return
+        self.exposed += waited
+        self.lead.late(waited)
         self.install(value, tensor)
+
+    def _lost(self, value: Value, error: SpillError) -> None:
+        """A copy cannot be read: compute its value again, if that is possible."""
+        may = self.scheduler.rules.recompute and value.op is not None
+        if not may or not recoverable(value):
+            raise error
+        self.complain("lost", f"what could not be read is computed again: {error}")
+        assert self.lane is not None
+        self.lane.free(value.copy)
+        value.copy = None
+        value.dropped = True
+        self._pin_parents(value)
+        self.replay(value)
 
     def install(self, value: Value, tensor: torch.Tensor) -> None:
         """Make `tensor`'s storage hold the value's bytes from now on."""

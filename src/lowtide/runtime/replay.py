@@ -96,11 +96,11 @@ class _Run:
             if self.uses[key] == 0:
                 self.passing.pop(key, None)
             if key in written and (self.uses[key] > 0 or parent.storage() is not None):
-                self.ledger.make_room(parent.nbytes)
+                self.ledger.require(parent.nbytes, _again(op))
                 with quiet():
                     tensor = tensor.clone()
             held[key] = tensor
-        self.ledger.make_room(op.need)
+        self.ledger.require(op.need, _again(op))
         storages = {key: tensor.untyped_storage() for key, tensor in held.items()}
         with torch.enable_grad(), quiet():
             args = [_decode(argument, storages) for argument in op.args]
@@ -129,9 +129,11 @@ class _Run:
     def _read_source(self, value: Value) -> torch.Tensor:
         """Read back a source that only dropped values want: it passes through."""
         assert self.ledger.lane is not None
-        self.ledger.make_room(value.nbytes)
+        self.ledger.require(value.nbytes, "reading a saved tensor back")
         with quiet():
-            tensor = torch.empty(value.nbytes, dtype=torch.uint8)
+            tensor = torch.empty(
+                value.nbytes, dtype=torch.uint8, device=self.ledger.device
+            )
         read = self.ledger.lane.read(value.copy, tensor.data_ptr())
         self.ledger.exposed += read.wait()
         self.passing[id(value)] = tensor
@@ -164,6 +166,10 @@ class _Run:
                     self.passing[id(value)] = bytes_of(storage)
 
 
+def _again(op: Op) -> str:
+    return f"computing {op.facts.name} again"
+
+
 def _written(op: Op) -> list[Value]:
     found: list[Value] = []
     for position in op.facts.writes:
@@ -181,7 +187,7 @@ def _decode(argument: Any, storages: dict[int, torch.UntypedStorage]) -> Any:
     if isinstance(argument, Scratch):
         return torch.zeros(argument.size, dtype=argument.dtype, device=argument.device)
     if isinstance(argument, Blank):
-        fresh = torch.empty(argument.nbytes, dtype=torch.uint8)
+        fresh = torch.empty(argument.nbytes, dtype=torch.uint8, device=argument.device)
         return tensor_over(fresh.untyped_storage(), argument.geometry)
     if isinstance(argument, list):
         return [_decode(item, storages) for item in argument]

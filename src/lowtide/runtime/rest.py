@@ -79,9 +79,12 @@ class Rest:
 
     def undisturbed(self, index: int) -> bool:
         """Say, before an operator, whether memory is as it was at this place before."""
-        session = self.session
-        live: int = session.counter.live.value
-        if index <= len(self._live) and not session.between:
+        session, counter = self.session, self.session.counter
+        live: int = counter.live.value
+        if counter.peak.value > session.budget:
+            calm = False
+            session.steward.misjudged += 1  # the last operator ran unwatched
+        elif index <= len(self._live) and not session.between:
             calm = live - self._live[index - 1] <= self._headroom
         else:
             if session.ledger.orphans:

@@ -19,22 +19,21 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from lowtide.errors import LowtideError
 from lowtide.recorder.dispatch import Recorder
 from lowtide.recorder.values import StorageTable, Value
-from lowtide.runtime import allocator
 from lowtide.runtime.account import Account
 from lowtide.runtime.devices import (
+    install_counter,
     resolve_budget,
     resolve_device,
-    resolve_limit,
-    total_memory,
+    resolve_tiers,
 )
 from lowtide.runtime.functorch import suspending
 from lowtide.runtime.hooks import Hooks
 from lowtide.runtime.iterations import Iterations
+from lowtide.runtime.lanes import Lane, open_lane
 from lowtide.runtime.ledger import Ledger
 from lowtide.runtime.replay import Replayer
 from lowtide.runtime.rest import Rest
 from lowtide.runtime.steward import Steward
-from lowtide.runtime.transfers import DiskLane
 from lowtide.runtime.verify import Verifier
 from lowtide.scheduler.director import RULES, Lanes
 from lowtide.scheduler.scheduler import Scheduler
@@ -54,6 +53,7 @@ def budget(
     device: str | None = None,
     host: int | str = "auto",
     disk: int | str = "auto",
+    disk_writes: int | str | None = None,
     policy: str = "auto",
     verify: bool = False,
     spill_dir: str | os.PathLike[str] | None = None,
@@ -65,9 +65,14 @@ def budget(
             cgroup's limit where there is one), or "auto" (what is free now, less a
             reserve).
         device: whose memory; the CPU's where None.
-        host: bytes of host memory for tensors that leave a device. On the CPU the
-            device is the host, so it has no effect.
+        host: bytes of host memory for tensors that leave a device; "auto" is what is
+            free, less a reserve. On the CPU the device is the host, so it has no
+            effect.
         disk: bytes of disk for tensors that leave; "auto" sets no limit, 0 forbids it.
+            Where several ranks share the machine, a percentage or "auto" is this
+            rank's part; bytes are bytes.
+        disk_writes: most bytes to write to the disk in one step, since every write
+            wears an SSD; any amount where None.
         policy: "auto", "keep", "swap-only", "recompute-only" or "random".
         verify: check, in the first two iterations, that every tensor that left comes
             back with the same bits.
@@ -86,6 +91,7 @@ def budget(
         device=device,
         host=host,
         disk=disk,
+        disk_writes=disk_writes,
         policy=policy,
         verify=verify,
         spill_dir=spill_dir,
@@ -99,6 +105,7 @@ class Session:
         force: release every saved tensor that may leave at once, budget or not.
         seed: of the "random" policy.
         measure_floor: find the floor exactly, at some cost per operator.
+        lane: what carries tensors away, in place of the disk.
         on_progress: called with one line of text now and then while learning.
     """
 
@@ -109,12 +116,14 @@ class Session:
         device: str | None = None,
         host: int | str = "auto",
         disk: int | str = "auto",
+        disk_writes: int | str | None = None,
         policy: str = "auto",
         verify: bool = False,
         spill_dir: str | os.PathLike[str] | None = None,
         force: bool = False,
         seed: int = 0,
         measure_floor: bool = False,
+        lane: Lane | None = None,
         on_progress: Callable[[str], None] | None = None,
     ) -> None:
         if policy not in RULES:
@@ -122,10 +131,15 @@ class Session:
                 f"policy {policy!r} is unknown. Choose one of {', '.join(RULES)}."
             )
         self.device_type = resolve_device(device)
-        self.budget = resolve_budget(size)
-        resolve_limit(host, total=total_memory())
-        self.disk_limit = resolve_limit(disk, total=total_memory())
-        self.spill_dir = None if spill_dir is None else Path(spill_dir)
+        self.budget = resolve_budget(size, self.device_type)
+        self.tiers = resolve_tiers(
+            device=self.device_type,
+            host=host,
+            disk=disk,
+            disk_writes=disk_writes,
+            directory=None if spill_dir is None else Path(spill_dir),
+        )
+        self._given_lane = lane
         self.rules = RULES[policy]
         self.verify = verify
         self.forced = force
@@ -146,8 +160,7 @@ class Session:
             )
         for ended in list(_lingering):
             ended.close_when_idle()
-        self.counter = allocator.install()
-        self.adopted = allocator.adopt(self.counter)
+        self.counter = install_counter(self.device_type)
         self.counter.trim()
         self._build()
         self._attach()
@@ -156,9 +169,9 @@ class Session:
         return self
 
     def _build(self) -> None:
-        lane = None
-        if self.rules.swap and self.disk_limit != 0:
-            lane = DiskLane(self.spill_dir, limit_bytes=self.disk_limit)
+        lane = self._given_lane
+        if lane is None and self.rules.swap:
+            lane = open_lane(self.device_type, self.tiers)
         self.lane = lane
         lanes = Lanes(
             write=lane.write_bandwidth if lane else 0.0,
@@ -173,13 +186,16 @@ class Session:
         )
         self.replayer = Replayer(self.ledger)
         self.ledger.replay = self.replayer
+        self.ledger.device = self.device_type
         if self.verify:
             self.ledger.verifier = Verifier()
         self.iterations = Iterations(self.budget, lanes, self.rules)
         self.account = Account(self)
         self.steward = Steward(self)
         self.ledger.replay_fits = self.steward.replay_fits
+        self.ledger.short = self.steward.short
         self.recorder = Recorder(self.table, self.steward, self.device_type)
+        self.recorder.starved = self.steward.starved
         self.hooks = Hooks(self)
         self.rest = Rest(self)
         self.between = True  # no saved tensor yet in this iteration
@@ -314,6 +330,8 @@ class Session:
         if not self.between and all(v.slot_era < self._era for v in alive):
             self._finish_iteration()
         self._era += 1
+        if self.lane is not None:
+            self.lane.begin_step()
         peak = self.account.step()
         if self.recorder.resting is not None and peak > self.budget:
             self.steward.misjudged += 1  # by an operator that ran unwatched

@@ -19,6 +19,7 @@ import torch
 from lowtide.errors import BudgetError
 from lowtide.recorder.values import Value, replay_cost
 from lowtide.runtime.allocator import PythonCounter
+from lowtide.runtime.devices import release_cache
 from lowtide.runtime.estimate import Signature, estimate_need, signature_of
 from lowtide.units import format_bytes
 
@@ -73,8 +74,11 @@ class Steward:
         if session.forced:
             ledger.force()
         else:
-            full = live.value + self.largest_need > self.budget
-            if full or session.account.steps < _LEARNING:
+            if (
+                live.value + self.largest_need > self.budget
+                or session.account.steps < _LEARNING
+                or (self.iterations.forecast is None and not self._unhurried)
+            ):
                 signature = self._reserve(func, args, kwargs)
             if self.scheduler.to_write:
                 self._write_early()
@@ -99,7 +103,7 @@ class Steward:
             if live.value + self.largest_need <= self.budget:
                 return signature
         else:
-            if live.value <= _UNHURRIED * self.budget and not self.overrun:
+            if self._unhurried and not self.overrun:
                 return signature
             certain, self._need = estimate_need(func, args, kwargs)
         if self.overrun:
@@ -110,8 +114,13 @@ class Steward:
             waited -= self.ledger.exposed
             self.decide_seconds += perf_counter() - start + waited
             if not fits and live.value + certain > self.budget:
-                self._short(str(func), live.value + certain)
+                self.short(str(func), live.value + certain)
         return signature
+
+    @property
+    def _unhurried(self) -> bool:
+        """Whether memory is so empty that a need not known yet may be risked."""
+        return self.counter.live.value <= _UNHURRIED * self.budget
 
     def _write_early(self) -> None:
         """Start planned copies; without a plan only once memory fills."""
@@ -125,9 +134,13 @@ class Steward:
             return
         position = self.session.recorder.index - 1  # of the operator about to run
         live = self.counter.live.value
+        forecast, lead = self.iterations.forecast, self.ledger.lead
+        lead.look(None if forecast is None else forecast.trace, position)
         for value in self.scheduler.returns(position):
             if value.reading is not None:
                 continue
+            if not lead.wants(value.next_use):
+                return
             until = max(value.next_use, position) + 1
             load = self.iterations.load_between(position, until)
             if load is None:
@@ -160,6 +173,11 @@ class Steward:
             self.floor = self._pinned + need
             self.floor_operator = str(func)
         return need
+
+    def starved(self) -> None:
+        """Let go of all that can go: the device is out of memory, despite the count."""
+        self.ledger.make_room(self.budget)
+        release_cache(self.session.device_type)
 
     def before_write(self, value: Value) -> None:
         """Save what is owed of a value that is about to be overwritten."""
@@ -201,11 +219,11 @@ class Steward:
                 self.misjudged += 1  # the need is known from now on
                 return
             live = pinned
-        self._short(operator, live + need)
+        self.short(operator, live + need)
 
-    def _short(self, operator: str, needed: int) -> None:
+    def short(self, operator: str, needed: int) -> None:
         """An operator cannot fit: measure on while learning, else stop here."""
-        if self._failed:
+        if self._failed or self.session.forced:
             return
         if needed > self.floor:
             self.floor, self.floor_operator = needed, operator
