@@ -83,6 +83,7 @@ class SpillError(LowtideError):
         filename: the spill directory or file.
         asked_bytes, used_bytes, allowed_bytes: where the limit on the spill file was
             in the way, what would have been added to what it holds, and that limit.
+        limit: the name of that limit: "disk", "host" or "disk_writes".
     """
 
     def __init__(
@@ -94,6 +95,7 @@ class SpillError(LowtideError):
         asked_bytes: int | None = None,
         used_bytes: int = 0,
         allowed_bytes: int = 0,
+        limit: str = "disk",
     ) -> None:
         self.action = action
         self.errno = errno
@@ -102,6 +104,7 @@ class SpillError(LowtideError):
         self.asked_bytes = asked_bytes
         self.used_bytes = used_bytes
         self.allowed_bytes = allowed_bytes
+        self.limit = limit
         place = "" if filename is None else f" in {filename}"
         reason = "" if self.strerror is None else f": {self.strerror}"
         cure = "Free space there or name" if errno in _NO_ROOM else "Name"
@@ -110,15 +113,17 @@ class SpillError(LowtideError):
             "LOWTIDE_SPILL_DIR."
         )
         if asked_bytes is not None:
+            per = " a step" if limit == "disk_writes" else ""
             reason = (
                 f": {_both(asked_bytes)} were asked for, but {_both(used_bytes)} of "
-                f"the {_both(allowed_bytes)} allowed are in use"
+                f"the {_both(allowed_bytes)} allowed{per} are in use"
             )
-            cure = "Allow more with disk=, or give a larger budget."
+            cure = f"Allow more with {limit}=, or give a larger budget."
         super().__init__(f"{action} failed{place}{reason}. {cure}")
 
     def __reduce__(self) -> tuple[object, ...]:
-        names = ("errno", "filename", "asked_bytes", "used_bytes", "allowed_bytes")
+        sizes = ("asked_bytes", "used_bytes", "allowed_bytes")
+        names = ("errno", "filename", *sizes, "limit")
         fields = {name: getattr(self, name) for name in names}
         return _again, (type(self), (self.action,), fields)
 

@@ -50,6 +50,7 @@ class Timeline:
     verified_tensors: int
     kept: tuple[Kept, ...]
     notes: tuple[str, ...]
+    step_written_bytes: int = 0  # by the step that wrote most to the disk
 
     def to_dict(self) -> dict[str, Any]:
         """Return the plain dictionary that `--report` writes as JSON."""

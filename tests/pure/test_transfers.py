@@ -267,7 +267,7 @@ def test_what_is_queued_takes_its_time(make: Callable[..., DiskLane]) -> None:
 def mounted(monkeypatch: pytest.MonkeyPatch, *in_memory: Path) -> None:
     """Pretend that these directories are kept in memory, and no others."""
     monkeypatch.setattr(
-        "lowtide.runtime.spill._memory_file_system",
+        "lowtide.runtime.spill.memory_file_system",
         lambda directory: "tmpfs" if directory in in_memory else None,
     )
 
@@ -319,3 +319,56 @@ def test_a_read_knows_its_size(make: Callable[..., DiskLane]) -> None:
     assert isinstance(read, Read)
     assert read.n_bytes == 10
     read.wait()
+
+
+# Steps.
+
+
+def test_a_step_that_has_written_its_share_is_refused_more(
+    make: Callable[..., DiskLane],
+) -> None:
+    lane = make(step_limit_bytes=2 * MANY)
+    block = Block(MANY, fill=1)
+    for _ in range(2):
+        round_trip(lane, block)
+    with pytest.raises(SpillError, match="a step are in use") as caught:
+        lane.write(block.address, MANY)
+    assert "disk_writes=" in str(caught.value)
+    assert caught.value.used_bytes == 2 * MANY
+    lane.begin_step()
+    assert round_trip(lane, block) == block.content()
+    assert lane.step_written_bytes == 2 * MANY
+    assert lane.written_bytes == 3 * MANY
+
+
+def test_a_disk_that_fails_again_and_again_is_let_be_for_the_step(
+    make: Callable[..., DiskLane],
+) -> None:
+    lane = make(calls=DiskCalls(pwritev=failing(errno.ENOSPC, times=3)))
+    block = Block(MANY, fill=1)
+    for _ in range(3):
+        copy = lane.write(block.address, MANY)
+        with pytest.raises(SpillError, match="No space left"):
+            copy.wait()
+        lane.free(copy)
+    with pytest.raises(SpillError, match="No space left"):
+        lane.write(block.address, MANY)
+    lane.begin_step()
+    assert round_trip(lane, block) == block.content()
+
+
+def test_a_slow_directory_and_one_in_memory_are_remarked(
+    make: Callable[..., DiskLane], disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lane = make()
+    monkeypatch.setattr(
+        "lowtide.runtime.transfers.memory_file_system", lambda _: "tmpfs"
+    )
+    assert lane.remarks() == ()
+    round_trip(lane, Block(MANY, fill=1))
+    assert "kept in memory" in lane.remarks()[0]
+    monkeypatch.setattr("lowtide.runtime.transfers.memory_file_system", lambda _: None)
+    assert lane.remarks() == ()
+    lane._writes.measured(2**30, 2**30 / 20e6)
+    (remark,) = lane.remarks()
+    assert f"{disk} is slow: writing at 19" in remark

@@ -7,10 +7,10 @@ import sys
 import textwrap
 
 
-def succeeds(script: str, **environment: str) -> str:
+def succeeds(script: str, *arguments: str, **environment: str) -> str:
     """Run a script that must end well; return what it wrote to both outputs."""
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)],
+        [sys.executable, "-c", textwrap.dedent(script), *arguments],
         env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
         capture_output=True,
         text=True,

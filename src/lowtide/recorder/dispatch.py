@@ -65,9 +65,10 @@ class Scratch:
 class Blank:
     """Stands for a tensor that the operator overwrites whole, without reading it."""
 
-    __slots__ = ("geometry", "nbytes")
+    __slots__ = ("device", "geometry", "nbytes")
 
     def __init__(self, tensor: torch.Tensor) -> None:
+        self.device = tensor.device
         self.geometry = geometry_of(tensor)
         self.nbytes = tensor.untyped_storage().nbytes()
 
@@ -78,7 +79,7 @@ def is_plain(tensor: torch.Tensor, device_type: str) -> bool:
         type(tensor) in _PLAIN
         and tensor.layout is torch.strided
         and (
-            tensor.is_cpu if device_type == "cpu" else tensor.device.type == device_type
+            tensor.is_cpu if device_type == "cpu" else str(tensor.device) == device_type
         )
         and not tensor.is_quantized
         and not tensor._is_zerotensor()
@@ -98,6 +99,8 @@ class Recorder:
         self.index = 0  # operators seen in this iteration
         self.serial = 0  # operators recorded since the start, never reset
         self.enabled = True  # switched off in forked children
+        # frees all that can be freed, where a device has run out of memory
+        self.starved: Callable[[], None] | None = None
         # at rest: says, by its number, whether the next operator may run unwatched
         self.resting: Callable[[int], bool] | None = None
 
@@ -141,7 +144,17 @@ class Recorder:
                 self.listener.before_write(value)
         try:
             start = perf_counter()
-            result = func(*args, **kwargs)
+            starved = False
+            try:
+                result = func(*args, **kwargs)
+            except torch.OutOfMemoryError:
+                if facts.writes or facts.writes_named or (facts.seeded and op is None):
+                    raise  # a part of its work may be done already
+                starved = self.starved is not None
+                if not starved:
+                    raise
+            if starved:  # outside, so that the error's frames let go of their tensors
+                result = self._run_again(func, op, args, kwargs)
             seconds = perf_counter() - start
             need = self.listener.after(func, token, seconds, result)
         except BaseException:
@@ -156,6 +169,14 @@ class Recorder:
             for tensor in written:
                 self.table.end(tensor)
         return result
+
+    def _run_again(self, func: Any, op: Op | None, args: Any, kwargs: Any) -> Any:
+        """Run an operator that found no memory, after making room as never before."""
+        assert self.starved is not None
+        self.starved()
+        for generator, state in op.rng if op is not None else ():
+            generator.set_state(state)
+        return func(*args, **kwargs)
 
     # -- lineage --------------------------------------------------------------
 
@@ -177,7 +198,7 @@ class Recorder:
         self.serial += 1
         op.index = self.serial
         if facts.seeded:
-            op.rng = _random_states(args, kwargs)
+            op.rng = _random_states(args, kwargs, self.device_type)
         return op
 
     def _encode(self, argument: Any, inputs: list[Value]) -> Any:
@@ -310,11 +331,21 @@ def _trains(facts: Facts, args: Any) -> bool:
     return position is None or (position < len(args) and bool(args[position]))
 
 
-def _random_states(args: Any, kwargs: Any) -> tuple[tuple[Any, torch.Tensor], ...]:
+def _random_states(
+    args: Any, kwargs: Any, device: str
+) -> tuple[tuple[Any, torch.Tensor], ...]:
     """Copy the state of every generator that a seeded operator may draw from."""
     generators = [
         argument
         for argument in (*args, *kwargs.values())
         if isinstance(argument, torch.Generator)
-    ] or [torch.default_generator]
+    ] or _default_generators(device)
     return tuple((generator, generator.get_state()) for generator in generators)
+
+
+def _default_generators(device: str) -> list[torch.Generator]:
+    if device == "cpu":
+        return [torch.default_generator]
+    module: Any = torch.get_device_module(device)
+    index = torch.device(device).index
+    return [torch.default_generator, module.default_generators[index]]

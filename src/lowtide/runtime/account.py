@@ -138,6 +138,7 @@ class Account:
             decide_seconds=totals.get("decide", 0.0),
             written_bytes=lane.written_bytes if lane is not None else 0,
             read_bytes=lane.read_bytes if lane is not None else 0,
+            step_written_bytes=lane.step_written_bytes if lane is not None else 0,
             verified_tensors=verifier.checked if verifier is not None else 0,
             kept=(*self._stayed.values(), *self._whole.values()),
             notes=self._notes(),
@@ -152,6 +153,8 @@ class Account:
 
     def _notes(self) -> tuple[str, ...]:
         notes = list(self.session.ledger.complaints.values())
+        if self.session.lane is not None:
+            notes += self.session.lane.remarks()
         misjudged = self.session.steward.misjudged
         if misjudged:
             notes.append(

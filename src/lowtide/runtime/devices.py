@@ -1,43 +1,173 @@
-"""How much memory there is: the machine, its cgroup, what is free now."""
+"""Which device is budgeted, and how much memory there is: free, in all, per rank.
+
+The machine's and its cgroup's memory count for the CPU, torch's figures for a device.
+Ranks on one machine share its memory and its disk: percentages and "auto" mean this
+rank's equal part of them, a number of bytes means just that, for each rank.
+"""
 
 from __future__ import annotations
 
 import os
+import shutil
+import warnings
 from pathlib import Path
+from typing import Any
+
+import torch
 
 from lowtide.errors import LowtideError, SizeError
+from lowtide.runtime import allocator
+from lowtide.runtime.cuda import AcceleratorCounter, counter_of
+from lowtide.runtime.lanes import Tiers
+from lowtide.runtime.spill import spill_directory
 from lowtide.units import parse_bytes
 
 _RESERVE = 0.1  # of what is free, left to others by "auto"
 _CGROUP = Path("/sys/fs/cgroup")
+_RANKS = (
+    "LOCAL_WORLD_SIZE",  # torchrun
+    "OMPI_COMM_WORLD_LOCAL_SIZE",
+    "MPI_LOCALNRANKS",
+    "SLURM_NTASKS_PER_NODE",
+)
+
+Counter = allocator.Counter | AcceleratorCounter
 
 
-def resolve_device(device: str | None) -> str:
-    """Return the device type to budget; only the CPU is served so far."""
-    kind = "cpu" if device is None else str(device).split(":")[0]
-    if kind != "cpu":
+def resolve_device(device: str | torch.device | None) -> str:
+    """Return what is budgeted: "cpu", or an accelerator with its index, "cuda:0".
+
+    Raises:
+        LowtideError: torch has no such device, or it is not there.
+    """
+    try:
+        place = torch.device("cpu" if device is None else device)
+    except RuntimeError as error:
+        raise LowtideError(f"device {device!r} is unknown to torch: {error}") from error
+    if place.type == "cpu":
+        return "cpu"
+    found = torch.accelerator.current_accelerator()
+    if found is not None and not torch.accelerator.is_available():
+        found = None
+    if found is None or found.type != place.type:
+        there = "no accelerator" if found is None else f"{found.type!r} and no other"
         raise LowtideError(
-            f"device {device!r} is not served yet: lowtide budgets CPU memory in this "
-            'version. Leave device out, or give device="cpu".'
+            f"device {device!r} is not there: torch {torch.__version__} sees {there} "
+            "on this machine. Leave device out to budget CPU memory."
         )
-    return kind
+    count = torch.accelerator.device_count()
+    index = place.index
+    if index is None:
+        index = int(_module(device).current_device())
+    if index >= count:
+        raise LowtideError(
+            f"device {device!r} is not there: this machine has {count} of {place.type}."
+        )
+    return f"{place.type}:{index}"
 
 
-def resolve_budget(size: int | str) -> int:
+def install_counter(device: str) -> Counter:
+    """Count a device's bytes from now on, with those that exist already."""
+    if device == "cpu":
+        counter = allocator.install()
+        allocator.adopt(counter)
+        return counter
+    try:
+        return counter_of(device)
+    except RuntimeError as error:
+        raise LowtideError(
+            f"torch keeps no memory figures for {device} ({error}). lowtide needs "
+            "them: use torch's own allocator, not a pluggable one."
+        ) from error
+
+
+def resolve_budget(size: int | str, device: str = "cpu") -> int:
     """Turn a budget as given ("8GiB", "75%", "auto", bytes) into bytes."""
-    if isinstance(size, str) and size.strip().lower() == "auto":
-        return int(free_memory() * (1 - _RESERVE))
-    budget = parse_bytes(size, total=total_memory())
+    if _is_auto(size):
+        free = free_memory() // local_ranks() if device == "cpu" else _free(device)
+        return int(free * (1 - _RESERVE))
+    total = total_memory() // local_ranks() if device == "cpu" else _total(device)
+    budget = parse_bytes(size, total=total)
     if budget <= 0:
         raise SizeError(size, "a budget has at least one byte")
     return budget
 
 
-def resolve_limit(size: int | str, *, total: int) -> int | None:
-    """Turn a limit on a lower tier into bytes; "auto" is None (no own limit)."""
-    if isinstance(size, str) and size.strip().lower() == "auto":
-        return None
-    return parse_bytes(size, total=total)
+def resolve_tiers(
+    *,
+    device: str,
+    host: int | str,
+    disk: int | str,
+    disk_writes: int | str | None,
+    directory: Path | None,
+) -> Tiers:
+    """Turn the limits of the tiers below a device into bytes; None sets no limit."""
+    ranks = local_ranks()
+    if _is_auto(host):
+        room = int(free_memory() * (1 - _RESERVE)) // ranks
+        host_bytes = None if device == "cpu" else room
+    else:
+        host_bytes = parse_bytes(host, total=total_memory() // ranks)
+    disk_bytes = writes = None
+    if not _is_auto(disk):
+        percent = isinstance(disk, str) and "%" in disk
+        total = _disk_usage(directory).total // ranks if percent else 0
+        disk_bytes = parse_bytes(disk, total=total)
+    elif ranks > 1:
+        disk_bytes = int(_disk_usage(directory).free * (1 - _RESERVE)) // ranks
+    if disk_writes is not None:
+        writes = parse_bytes(disk_writes)
+    return Tiers(
+        host_bytes=host_bytes,
+        disk_bytes=disk_bytes,
+        disk_writes=writes,
+        directory=directory,
+    )
+
+
+def local_ranks() -> int:
+    """Return how many ranks of one job share this machine, as launchers say it."""
+    for name in _RANKS:
+        text = os.environ.get(name, "")
+        if text.isdigit() and int(text) > 0:
+            return int(text)
+    return 1
+
+
+def release_cache(device: str) -> None:
+    """Let torch give back what it keeps of a device's memory for later."""
+    if device != "cpu":
+        _module(device).empty_cache()
+
+
+def _is_auto(size: int | str) -> bool:
+    return isinstance(size, str) and size.strip().lower() == "auto"
+
+
+def _module(device: Any) -> Any:
+    """Return torch's module of a device's kind."""
+    return torch.get_device_module(device)
+
+
+def _free(device: str) -> int:
+    """Return a device's free bytes, with those that torch keeps for later."""
+    module = _module(device)
+    kept = module.memory_reserved(device) - module.memory_allocated(device)
+    return int(module.mem_get_info(device)[0] + kept)
+
+
+def _total(device: str) -> int:
+    return int(_module(device).mem_get_info(device)[1])
+
+
+def _disk_usage(directory: Path | None) -> Any:
+    """Look at the file system that a spill file would lie on."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the lane says what is amiss there
+        place = (directory or spill_directory(None)).absolute()
+    while not place.exists():
+        place = place.parent
+    return shutil.disk_usage(place)
 
 
 def total_memory() -> int:

@@ -249,7 +249,7 @@ def spill_directory(directory: Path | None) -> Path:
     named = os.environ.get("LOWTIDE_SPILL_DIR")
     asked = directory or (Path(named) if named else None)
     if asked is not None:
-        kind = _memory_file_system(asked)
+        kind = memory_file_system(asked)
         if kind:
             message = IN_MEMORY.format(directory=asked, kind=kind)
             warnings.warn(message, RuntimeWarning, stacklevel=3)
@@ -259,7 +259,7 @@ def spill_directory(directory: Path | None) -> Path:
     places += [Path("/var/tmp"), Path.cwd()]
     for place in places:
         writable = place.is_dir() and os.access(place, os.W_OK | os.X_OK)
-        if writable and not _memory_file_system(place):
+        if writable and not memory_file_system(place):
             return place
     tried = ", ".join(str(place) for place in places)
     raise SpillError(
@@ -267,7 +267,7 @@ def spill_directory(directory: Path | None) -> Path:
     )
 
 
-def _memory_file_system(directory: Path) -> str | None:
+def memory_file_system(directory: Path) -> str | None:
     """Tell which file system keeps a directory in memory; None for a disk."""
     try:
         device = os.stat(directory).st_dev

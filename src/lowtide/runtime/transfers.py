@@ -28,16 +28,22 @@ from lowtide.runtime.jobs import Copy as Copy
 from lowtide.runtime.jobs import Job as Job
 from lowtide.runtime.jobs import Read as Read
 from lowtide.runtime.jobs import Seconds, Track
+from lowtide.runtime.pacing import Allowance
 from lowtide.runtime.spill import (
+    IN_MEMORY,
     Address,
     Bytes,
     DiskCalls,
     Extents,
     Spare,
     SpillFile,
+    memory_file_system,
     spill_directory,
 )
 from lowtide.units import format_bytes
+
+_JUDGED: Bytes = 64 * 2**20  # to move before a directory may be called slow
+_SLOW = 100e6  # bytes a second
 
 
 class DiskLane:
@@ -46,6 +52,7 @@ class DiskLane:
     Arguments:
         directory: where the file lies; None chooses (see `spill_directory`).
         limit_bytes: how large the file may become; None: as large as it gets.
+        step_limit_bytes: how much may be written in one step; None: any amount.
         calls: the system calls to use.
 
     Raises:
@@ -58,11 +65,13 @@ class DiskLane:
         directory: Path | None = None,
         *,
         limit_bytes: Bytes | None = None,
+        step_limit_bytes: Bytes | None = None,
         calls: DiskCalls | None = None,
     ) -> None:
         self.directory = spill_directory(directory)
         self._calls = calls or DiskCalls()
         self._extents = Extents(limit_bytes)
+        self._allowance = Allowance(step_limit_bytes)
         self._file: SpillFile | None = None
         self._writes = Track("writing")
         self._reads = Track("reading")
@@ -83,16 +92,13 @@ class DiskLane:
         with self._lock:
             self._check_open("writing", nbytes)
             self._take_freed()
+            self._check_allowance(nbytes)
             self._start(self._writes)
             where = self._extents.allocate(nbytes)
             if where is None:
-                raise SpillError(
-                    f"writing {format_bytes(nbytes)}",
-                    filename=str(self.directory),
-                    asked_bytes=nbytes,
-                    used_bytes=self._extents.used_bytes,
-                    allowed_bytes=self._extents.limit_bytes or 0,
-                )
+                used, allowed = self._extents.used_bytes, self._extents.limit_bytes
+                raise self._over("disk", nbytes, used, allowed)
+            self._allowance.spend(nbytes)
             job = Copy(self, address, nbytes, where)
             self._writes.put(job)
             self._changed.notify_all()
@@ -154,6 +160,27 @@ class DiskLane:
             raise copying.copy(job.error)
         return waited
 
+    def begin_step(self) -> None:
+        """Note that a step begins: its limit counts anew, and failures are forgiven."""
+        with self._lock:
+            self._allowance.begin_step()
+
+    def remarks(self) -> tuple[str, ...]:
+        """Say what is amiss with the directory: in memory, or slow."""
+        found = []
+        kind = memory_file_system(self.directory)
+        if kind and self.written_bytes:
+            found.append(IN_MEMORY.format(directory=self.directory, kind=kind))
+        for track in (self._writes, self._reads):
+            if track.moved_bytes >= _JUDGED and track.bandwidth < _SLOW:
+                found.append(
+                    f"the spill directory {self.directory} is slow: {track.verb} at "
+                    f"{format_bytes(int(track.bandwidth))} a second. Name one on a "
+                    "faster local disk with spill_dir=, --spill-dir or "
+                    "LOWTIDE_SPILL_DIR."
+                )
+        return tuple(found)
+
     def close(self) -> None:
         """End the threads, drop what is queued, and give the file back."""
         atexit.unregister(self.close)
@@ -209,6 +236,11 @@ class DiskLane:
         return self._writes.moved_bytes
 
     @property
+    def step_written_bytes(self) -> Bytes:
+        """Tell how many bytes the step that wrote most has written."""
+        return self._allowance.most_bytes
+
+    @property
     def read_bytes(self) -> Bytes:
         """Tell how many bytes were read so far."""
         return self._reads.moved_bytes
@@ -230,6 +262,27 @@ class DiskLane:
     def _check_open(self, verb: str, n_bytes: Bytes) -> None:
         if self._closed is not None:
             raise self._refusal(verb, n_bytes)
+
+    def _check_allowance(self, n_bytes: Bytes) -> None:
+        allowance = self._allowance
+        if allowance.failing is not None:
+            raise copying.copy(allowance.failing)
+        if allowance.over(n_bytes):
+            used, allowed = allowance.step_bytes, allowance.limit_bytes
+            raise self._over("disk_writes", n_bytes, used, allowed)
+
+    def _over(
+        self, limit: str, n_bytes: Bytes, used: Bytes, allowed: Bytes | None
+    ) -> SpillError:
+        """Make the error for a write that a limit forbids."""
+        return SpillError(
+            f"writing {format_bytes(n_bytes)}",
+            filename=str(self.directory),
+            asked_bytes=n_bytes,
+            used_bytes=used,
+            allowed_bytes=allowed or 0,
+            limit=limit,
+        )
 
     def _refusal(self, verb: str, n_bytes: Bytes) -> SpillError:
         return self._error(verb, n_bytes, f" ({self._closed})")
@@ -309,6 +362,10 @@ class DiskLane:
             self._release(job.copy)
             return
         self._writes.queued_bytes -= job.n_bytes
+        if error is None and job.started:
+            self._allowance.succeeded()
+        elif error is not None and self._closed is None:
+            self._allowance.failed(error)
         parked, job.parked = job.parked, []
         for read in parked:
             self._reads.put(read, first=read.urgent)

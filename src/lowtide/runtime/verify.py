@@ -48,5 +48,5 @@ class Verifier:
 
 def _digest(storage: torch.UntypedStorage) -> bytes:
     with quiet():
-        view = bytes_of(storage).numpy()
+        view = bytes_of(storage).cpu().numpy()
     return hashlib.blake2b(view.data, digest_size=16).digest()

@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the host lane has to do, and the driver that does it on a device.
+
+A `HostCopy` or `HostRead` is what a caller holds: whether it is over, whether it
+failed, and a way to wait for it. The other fields belong to the lane.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol, TypeAlias
+
+from lowtide.errors import SpillError
+from lowtide.runtime.jobs import Copy as DiskCopy
+from lowtide.runtime.jobs import Read as DiskRead
+from lowtide.runtime.jobs import Seconds
+from lowtide.runtime.pinned import Pinner, Slab
+from lowtide.runtime.spill import Address, Bytes
+
+
+class Event(Protocol):
+    """Mark a place in a device's queue of work."""
+
+    def query(self) -> bool:
+        """Tell whether the device has got there."""
+
+    def synchronize(self) -> None:
+        """Wait until it has."""
+
+
+class Motion(Event, Protocol):
+    """Follow one copy between device and host."""
+
+    def seconds(self) -> Seconds:
+        """Tell how long the copy took, once it is over."""
+
+
+class Driver(Pinner, Protocol):
+    """Copy between a device and the host: the one part that needs the device."""
+
+    def ready(self) -> Event:
+        """Mark what the calling thread has queued on its current stream."""
+
+    def copy_out(
+        self, host: Address, device: Address, n_bytes: Bytes, after: Sequence[Event]
+    ) -> Motion:
+        """Start a copy to the host, once the events are reached.
+
+        Raises:
+            RuntimeError: the device refuses.
+        """
+
+    def copy_in(
+        self, device: Address, host: Address, n_bytes: Bytes, after: Sequence[Event]
+    ) -> Motion:
+        """Start a copy to the device, once the events are reached."""
+
+
+class Waiter(Protocol):
+    """Know of jobs when they are over; the lane does."""
+
+    def arrived(self, job: Job) -> bool:
+        """Tell whether a job is over; never waits."""
+
+    def wait(self, job: Job) -> Seconds:
+        """Wait for a job, and raise its error if it failed."""
+
+
+class HostCopy:
+    """Follow a block on its way to the host, and know where it is kept."""
+
+    __slots__ = (
+        "_lane", "below", "error", "freed", "motion", "n_bytes", "over", "reads", "slab"
+    )  # fmt: skip
+
+    def __init__(self, lane: Waiter, n_bytes: Bytes, slab: Slab) -> None:
+        self._lane = lane
+        self.n_bytes = n_bytes
+        self.slab: Slab | None = slab
+        self.below: DiskCopy | None = None  # on its way to the disk, or there
+        self.motion: Motion | None = None
+        self.over = False
+        self.error: SpillError | None = None
+        self.freed = False
+        self.reads = 0  # under way
+
+    @property
+    def done(self) -> bool:
+        """Tell whether the memory is free to change."""
+        return self.over or self._lane.arrived(self)
+
+    @property
+    def failed(self) -> bool:
+        """Tell whether the bytes did not get there."""
+        return self.error is not None
+
+    def wait(self) -> Seconds:
+        """Wait until the memory is free to change; return how long that took.
+
+        Raises:
+            SpillError: the bytes did not get there; they are where they were.
+        """
+        return self._lane.wait(self)
+
+
+class HostRead:
+    """Follow a copy on its way back, in up to two parts."""
+
+    __slots__ = ("_lane", "address", "copy", "error", "lift", "motion", "over", "slab")
+
+    def __init__(self, lane: Waiter, copy: HostCopy, address: Address) -> None:
+        self._lane = lane
+        self.copy = copy
+        self.address = address
+        self.over = False
+        self.error: SpillError | None = None
+        self.lift: DiskRead | None = None  # from the disk to the slab
+        self.slab: Slab | None = None  # of its own, for that
+        self.motion: Motion | None = None  # from the slab to the device
+
+    @property
+    def done(self) -> bool:
+        """Tell whether it is over."""
+        return self.over or self._lane.arrived(self)
+
+    @property
+    def n_bytes(self) -> Bytes:
+        """Tell how many bytes come back."""
+        return self.copy.n_bytes
+
+    @property
+    def failed(self) -> bool:
+        """Tell whether the memory does not hold the bytes."""
+        return self.error is not None
+
+    def wait(self) -> Seconds:
+        """Wait until the bytes are there; return how long that took.
+
+        Raises:
+            SpillError: they are not, and the memory's contents are undefined.
+        """
+        return self._lane.wait(self)
+
+
+Job: TypeAlias = HostCopy | HostRead
