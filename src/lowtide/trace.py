@@ -141,7 +141,8 @@ class Graph:
         fresh = (versions["operator"] >= 0) & (versions["reuses"] < 0)
         made = np.zeros(len(self.operators), dtype=np.int64)
         np.add.at(made, versions["operator"][fresh], versions["bytes"][fresh])
-        return np.maximum(made, self.operators["need"])
+        needs: NDArray[np.int64] = np.maximum(made, self.operators["need"])
+        return needs
 
     @property
     def plain_peak_bytes(self) -> int:
