@@ -10,20 +10,15 @@
 //     frees through the deleter of the *current* allocator whatever the former
 //     one had handed out, and storages keep the deleter that they were born
 //     with.
-// Blocks of 64 KiB and more start on a page and span whole pages, which lets
-// the disk lane read and write them without a copy; smaller ones come from c10.
-//
-// Blocks of 1 MiB and more are mapped, and freed ones are kept for the next
-// request of their size: training asks for the same sizes in every iteration,
-// and a fresh page costs a fault. What is live and what is kept together never
-// exceed the largest live bytes so far, so that the memory the system sees
-// follows what is counted, which freed blocks in malloc's heap do not. Where the
-// kernel lets us, blocks of 2 MiB and more lie on huge pages: fewer faults, and
-// a direct transfer has fewer pages to pin.
+// Blocks of 64 KiB and more lie in an arena of whole pages (arena.h), which lets
+// the disk lane read and write them without a copy, keeps freed pages for reuse
+// within a limit, and follows plans; smaller ones come from c10. Where the
+// kernel lets us the arena lies on huge pages: fewer faults, and a direct
+// transfer has fewer pages to pin.
 //
 // Once installed it stays: nothing here is ever destroyed, so that a tensor
-// that dies after main() still finds it. No Python, no GIL; it includes c10
-// only, which compiles in seconds.
+// that dies after main() still finds it. No Python, no GIL; of torch it includes
+// c10 only, which compiles in seconds.
 
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>
@@ -32,23 +27,33 @@
 
 #include <pthread.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
 #include <cstdlib>
 #include <mutex>
+#include <vector>
+
+#include "arena.h"
+#include "block_log.h"
 
 C10_DECLARE_bool(caffe2_cpu_allocator_do_zero_fill);
 C10_DECLARE_bool(caffe2_cpu_allocator_do_junk_fill);
 
 namespace {
 
+using lowtide::Arena;
+using lowtide::ArenaFigures;
+using lowtide::BlockLog;
+using lowtide::BlockRecord;
+using lowtide::Place;
+
 constexpr size_t kPage = 4096;
 constexpr size_t kPagedFrom = 64 * 1024;         // smaller blocks: c10's way
-constexpr size_t kHuge = 2 * 1024 * 1024;        // a huge page
-constexpr size_t kMappedFrom = 1024 * 1024;      // mapped by us, kept when freed
-constexpr size_t kMostKept = 1024;               // blocks kept at most
 constexpr int kShards = 64;                      // a power of two
 constexpr size_t kFirstSlots = 256;              // per shard, a power of two
 constexpr uint8_t kPriority = 1;                 // above c10's default of 0
@@ -62,9 +67,19 @@ struct Counters {
   Counter live;     // bytes asked for and not freed yet
   Counter peak;     // largest live since the last reset
   Counter op_peak;  // the same, reset at the start of each operator
+  Counter op;       // the operator that runs, as Python numbers it
 };
 
 Counters counters;
+
+int32_t operator_now() {
+  return static_cast<int32_t>(counters.op.value.load(std::memory_order_relaxed));
+}
+
+BlockLog& block_log() {
+  static auto& leaked = *new BlockLog;
+  return leaked;
+}
 
 void raise_to(std::atomic<int64_t>& peak, int64_t bytes) {
   int64_t seen = peak.load(std::memory_order_relaxed);
@@ -80,13 +95,14 @@ void add_live(int64_t bytes) {
   raise_to(counters.op_peak.value, live);
 }
 
-// Who has the memory of a block.
-enum Owner : uint64_t { kC10 = 0, kMalloc = 1, kMapped = 2 };
+// Who has the memory of a block. The arena keeps the books of its own blocks.
+enum Owner : uint64_t { kC10 = 0, kMalloc = 1, kArena = 2 };
 
 // What is known about one live block. An empty slot has address 0.
 struct Slot {
   uintptr_t address;
   uint64_t bytes_and_owner;  // bytes asked for, times four, plus the owner
+  uint64_t record;           // in the log of blocks
 
   size_t bytes() const { return bytes_and_owner / 4; }
   Owner owner() const { return static_cast<Owner>(bytes_and_owner & 3); }
@@ -148,7 +164,7 @@ bool grow(Shard& shard) {
 }
 
 // Enters a block. False: there is no memory for a larger table.
-bool insert(void* data, size_t bytes, Owner owner) {
+bool insert(void* data, size_t bytes, Owner owner, uint64_t record) {
   const auto address = reinterpret_cast<uintptr_t>(data);
   Shard& shard = shard_of(address);
   std::lock_guard<std::mutex> guard(shard.mutex);
@@ -162,7 +178,7 @@ bool insert(void* data, size_t bytes, Owner owner) {
         static_cast<int64_t>(slot.bytes()), std::memory_order_relaxed);
     --shard.used;
   }
-  slot = {address, bytes * 4 + owner};
+  slot = {address, bytes * 4 + owner, record};
   ++shard.used;
   ++shard.inserted;
   return true;
@@ -174,7 +190,7 @@ Slot remove(void* data) {
   Shard& shard = shard_of(address);
   std::lock_guard<std::mutex> guard(shard.mutex);
   if (!shard.slots) {
-    return {0, 0};
+    return {0, 0, 0};
   }
   size_t hole = find(shard, address);
   const Slot found = shard.slots[hole];
@@ -191,7 +207,7 @@ Slot remove(void* data) {
       hole = i;
     }
   }
-  shard.slots[hole] = {0, 0};
+  shard.slots[hole] = {0, 0, 0};
   --shard.used;
   return found;
 }
@@ -200,7 +216,7 @@ Slot look_up(const void* data) {
   const auto address = reinterpret_cast<uintptr_t>(data);
   Shard& shard = shard_of(address);
   std::lock_guard<std::mutex> guard(shard.mutex);
-  return shard.slots ? shard.slots[find(shard, address)] : Slot{0, 0};
+  return shard.slots ? shard.slots[find(shard, address)] : Slot{0, 0, 0};
 }
 
 // The variable by which c10 asks for huge pages; here, 0 turns them off.
@@ -214,150 +230,57 @@ bool huge_pages_wanted() {
 
 size_t whole_pages(size_t bytes) { return (bytes + kPage - 1) & ~(kPage - 1); }
 
-// Freed blocks that wait for the next request of their size.
-struct Kept {
-  void* data;
-  size_t bytes;  // whole pages
-};
-
-struct Store {
-  std::mutex mutex;
-  Kept blocks[kMostKept];  // oldest first
-  size_t count = 0;
-  int64_t bytes = 0;
-  int64_t most = 0;  // largest live bytes since the last trim
-
-  // Gives the oldest blocks back to the system until `limit` bytes are left.
-  void shrink(int64_t limit) {
-    size_t gone = 0;
-    while (gone < count && bytes > limit) {
-      bytes -= static_cast<int64_t>(blocks[gone].bytes);
-      munmap(blocks[gone].data, blocks[gone].bytes);
-      ++gone;
-    }
-    for (size_t i = gone; gone > 0 && i < count; ++i) {
-      blocks[i - gone] = blocks[i];
-    }
-    count -= gone;
-  }
-
-  // The latest kept block of exactly this size; null: there is none.
-  void* take(size_t wanted) {
-    for (size_t i = count; i-- > 0;) {
-      if (blocks[i].bytes == wanted) {
-        void* const data = blocks[i].data;
-        for (size_t j = i + 1; j < count; ++j) {
-          blocks[j - 1] = blocks[j];
-        }
-        --count;
-        bytes -= static_cast<int64_t>(wanted);
-        return data;
-      }
-    }
-    return nullptr;
-  }
-};
-
-Store store;
-
-// Maps whole pages, on huge ones where they fit; null: there is no memory.
-void* map_pages(size_t bytes) {
-  const bool huge = bytes >= kHuge && huge_pages_wanted();
-  const size_t room = huge ? bytes + kHuge - kPage : bytes;
-  void* const data = mmap(nullptr, room, PROT_READ | PROT_WRITE,
-                          MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (data == MAP_FAILED) {
-    return nullptr;
-  }
-  if (!huge) {
-    return data;
-  }
-  // The kernel aligns some sizes only: cut off what lies before and behind.
-  char* const start = static_cast<char*>(data);
-  const size_t before = (kHuge - reinterpret_cast<uintptr_t>(data)) & (kHuge - 1);
-  if (before > 0) {
-    munmap(start, before);
-  }
-  if (const size_t behind = room - before - bytes) {
-    munmap(start + before + bytes, behind);
-  }
-#ifdef MADV_HUGEPAGE
-  madvise(start + before, bytes, MADV_HUGEPAGE);
-#endif
-  return start + before;
+size_t memory_of_machine() {
+  static const size_t bytes =
+      static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGESIZE);
+  return bytes;
 }
 
-// Maps a block, or takes one that was kept; null: there is no memory.
-void* map_block(size_t bytes) {
-  const size_t wanted = whole_pages(bytes);
-  std::lock_guard<std::mutex> guard(store.mutex);
-  const int64_t live = counters.live.value.load(std::memory_order_relaxed) +
-                       static_cast<int64_t>(wanted);
-  if (live > store.most) {
-    store.most = live;
-  }
-  if (void* const kept = store.take(wanted)) {
-    return kept;
-  }
-  store.shrink(store.most - live);
-  for (int attempt = 0; attempt < 2; ++attempt) {
-    if (void* const fresh = map_pages(wanted)) {
-      return fresh;
-    }
-    store.shrink(0);
-  }
-  return nullptr;
-}
-
-void unmap_block(void* data, size_t bytes) {
-  const size_t whole = whole_pages(bytes);
-  std::lock_guard<std::mutex> guard(store.mutex);
-  const int64_t live = counters.live.value.load(std::memory_order_relaxed);
-  const auto size = static_cast<int64_t>(whole);
-  if (live + store.bytes + size > store.most || store.count == kMostKept) {
-    store.shrink(store.most - live - size);
-    if (live + store.bytes + size > store.most || store.count == kMostKept) {
-      munmap(data, whole);
-      return;
-    }
-  }
-  store.blocks[store.count++] = {data, whole};
-  store.bytes += size;
-}
-
-void give_back(void* data, size_t bytes, Owner owner) {
-  if (owner == kMapped) {
-    unmap_block(data, bytes);
-  } else if (owner == kMalloc) {
-    std::free(data);
-  } else {
-    c10::free_cpu(data);
-  }
+// Addresses are plentiful: room for holes, and for two plans as large as memory.
+// Where they are limited (ulimit -v) or none may be had without memory behind
+// them, the arena owns nothing and malloc serves.
+Arena& arena() {
+  static Arena& leaked = [] () -> Arena& {
+    auto* fresh = new Arena(counters.live.value, counters.op.value);
+    fresh->reserve(4 * memory_of_machine(), huge_pages_wanted());
+    return *fresh;
+  }();
+  return leaked;
 }
 
 // Null where c10 has to do it: small blocks, the debugging flags that fill new
-// memory, and no memory left (it words that error as users know it).
+// memory, what exceeds this machine, and no memory left (it words that error as
+// users know it).
 void* allocate_pages(size_t bytes, Owner& owner) {
-  void* data = nullptr;
   owner = kC10;
-  if (bytes < kPagedFrom || bytes > PTRDIFF_MAX - kPage ||
+  if (bytes < kPagedFrom || bytes > memory_of_machine() ||
       FLAGS_caffe2_cpu_allocator_do_zero_fill ||
       FLAGS_caffe2_cpu_allocator_do_junk_fill) {
     return nullptr;
   }
-  if (bytes >= kMappedFrom) {
-    data = map_block(bytes);
-    owner = kMapped;
-  } else if (posix_memalign(&data, kPage, whole_pages(bytes)) == 0) {
-    owner = kMalloc;
-  } else {
-    data = nullptr;
+  if (void* const data = arena().allocate(bytes)) {
+    owner = kArena;
+    return data;
   }
-  if (!data) {
-    owner = kC10;
+  void* data = nullptr;
+  if (posix_memalign(&data, kPage, whole_pages(bytes)) != 0) {
     return nullptr;
   }
+  owner = kMalloc;
   return data;
+}
+
+// Enters a new block in the books. False: there is no memory for them.
+bool enter(void* data, size_t bytes, Owner owner) {
+  const uint64_t record =
+      block_log().on() ? block_log().born(bytes, operator_now()) : 0;
+  if (owner != kArena) {
+    return insert(data, bytes, owner, record);
+  }
+  if (record != 0) {
+    arena().note(data, record);
+  }
+  return true;
 }
 
 void release(void* data);
@@ -378,8 +301,8 @@ struct CountingAllocator final : c10::Allocator {
         throw;
       }
     }
-    if (!insert(data, bytes, owner)) {
-      give_back(data, bytes, owner);
+    if (!enter(data, bytes, owner)) {
+      owner == kMalloc ? std::free(data) : c10::free_cpu(data);
       TORCH_CHECK(false, "lowtide: can't allocate memory for the table of blocks"
                   " while allocating ", bytes, " bytes");
     }
@@ -395,8 +318,28 @@ struct CountingAllocator final : c10::Allocator {
   }
 };
 
+void note_death(uint64_t record) {
+  if (record != 0 && block_log().on()) {
+    block_log().died(record, operator_now());
+  }
+}
+
+void release_to_arena(void* data) {
+  c10::profiledCPUMemoryReporter().Delete(data);
+  const Arena::Freed freed = arena().release(data);
+  if (freed.bytes == 0) {
+    std::fputs("lowtide: a block was freed twice, or at a wrong address\n", stderr);
+    std::abort();
+  }
+  note_death(freed.record);
+}
+
 void release(void* data) {
   if (!data) {
+    return;
+  }
+  if (arena().owns(data)) {
+    release_to_arena(data);
     return;
   }
   // Out of the table first: once freed, the address may be handed out again.
@@ -404,14 +347,16 @@ void release(void* data) {
   if (slot.address != 0) {
     counters.live.value.fetch_sub(
         static_cast<int64_t>(slot.bytes()), std::memory_order_relaxed);
+    note_death(slot.record);
   }
   c10::profiledCPUMemoryReporter().Delete(data);
-  give_back(data, slot.bytes(), slot.owner());
+  slot.owner() == kMalloc ? std::free(data) : c10::free_cpu(data);
 }
 
-// A fork must not find a shard locked by a thread that the child lacks.
+// A fork must not find anything locked by a thread that the child lacks.
 void lock_all() {
-  store.mutex.lock();
+  block_log().mutex.lock();
+  arena().mutex.lock();
   for (Shard& shard : shards) {
     shard.mutex.lock();
   }
@@ -421,17 +366,8 @@ void unlock_all() {
   for (Shard& shard : shards) {
     shard.mutex.unlock();
   }
-  store.mutex.unlock();
-}
-
-// glibc maps a large block anew, page fault by page fault, unless it is smaller
-// than one that was mapped and freed before. Blocks that start on a page never
-// become so by themselves: what is given back lacks what was cut off in front.
-// One block of the largest size that counts sets the mark; it is never touched.
-void raise_map_threshold() {
-  constexpr size_t kLargest = 32 * 1024 * 1024;  // DEFAULT_MMAP_THRESHOLD_MAX
-  void* volatile block = std::malloc(kLargest - kPagedFrom);
-  std::free(block);
+  arena().mutex.unlock();
+  block_log().mutex.unlock();
 }
 
 CountingAllocator* allocator() {
@@ -447,7 +383,8 @@ extern "C" {
 __attribute__((visibility("default"))) void* lowtide_install() {
   static std::once_flag once;
   std::call_once(once, [] {
-    raise_map_threshold();
+    arena();
+    block_log();
     pthread_atfork(&lock_all, &unlock_all, &unlock_all);
     c10::SetAllocator(c10::DeviceType::CPU, allocator(), kPriority);
   });
@@ -480,7 +417,7 @@ __attribute__((visibility("default"))) int64_t lowtide_adopt(void* storage) {
     return 0;
   }
   const size_t bytes = impl->nbytes();
-  if (!insert(data, bytes, kC10)) {
+  if (!insert(data, bytes, kC10, 0)) {
     return 0;
   }
   (void)block.compare_exchange_deleter(former->raw_deleter(), &release);
@@ -490,7 +427,7 @@ __attribute__((visibility("default"))) int64_t lowtide_adopt(void* storage) {
 
 // Counts the blocks handed out or adopted so far.
 __attribute__((visibility("default"))) int64_t lowtide_blocks() {
-  int64_t blocks = 0;
+  int64_t blocks = arena().blocks();
   for (Shard& shard : shards) {
     std::lock_guard<std::mutex> guard(shard.mutex);
     blocks += shard.inserted;
@@ -500,18 +437,84 @@ __attribute__((visibility("default"))) int64_t lowtide_blocks() {
 
 // Bytes asked for by the live block that starts here; -1: not ours.
 __attribute__((visibility("default"))) int64_t lowtide_bytes(void* data) {
+  if (const size_t bytes = arena().bytes_at(data)) {
+    return static_cast<int64_t>(bytes);
+  }
   const Slot slot = look_up(data);
   return slot.address ? static_cast<int64_t>(slot.bytes()) : -1;
 }
 
-// Gives kept blocks back to the system and returns their bytes; from now on as
+// Gives kept pages back to the system and returns their bytes; from now on as
 // much is kept as is live at the most from here.
 __attribute__((visibility("default"))) int64_t lowtide_trim() {
-  std::lock_guard<std::mutex> guard(store.mutex);
-  const int64_t bytes = store.bytes;
-  store.shrink(0);
-  store.most = counters.live.value.load(std::memory_order_relaxed);
-  return bytes;
+  return arena().trim();
+}
+
+// Keeps what is live and kept within a limit, and (negative: only) within what
+// is live at the most.
+__attribute__((visibility("default"))) void lowtide_keep(int64_t bytes) {
+  arena().keep(bytes);
+}
+
+// The log of blocks.
+
+__attribute__((visibility("default"))) bool lowtide_log_start() {
+  return block_log().start();
+}
+
+__attribute__((visibility("default"))) void lowtide_log_stop() {
+  block_log().stop();
+}
+
+__attribute__((visibility("default"))) int64_t lowtide_log_events() {
+  return block_log().events();
+}
+
+__attribute__((visibility("default"))) int64_t lowtide_log_copy(
+    int64_t from, BlockRecord* to, int64_t room) {
+  return block_log().copy(from, to, room);
+}
+
+// Plans. `first` has a number for each operator and one more, `pages` and
+// `page` one for each place (see arena.h).
+
+__attribute__((visibility("default"))) void lowtide_plan_set(
+    uint64_t plan, const uint32_t* first, uint64_t rows, const uint32_t* pages,
+    const uint32_t* page, uint64_t places) {
+  std::vector<Place> all(places);
+  for (size_t i = 0; i < places; ++i) {
+    all[i] = {pages[i], page[i]};
+  }
+  arena().set_plan(plan, std::vector<uint32_t>(first, first + rows), std::move(all));
+}
+
+// Begins a cycle, by a plan or (2^64 - 1) without; tells of the last one.
+__attribute__((visibility("default"))) void lowtide_plan_begin(
+    uint64_t plan, ArenaFigures* past) {
+  *past = arena().begin(plan);
+}
+
+// The pages that were asked for at each place, at the most.
+__attribute__((visibility("default"))) void lowtide_plan_asked(
+    uint64_t plan, uint32_t* to, uint64_t room) {
+  const std::vector<uint32_t> asked = arena().asked(plan);
+  std::copy_n(asked.begin(), std::min<size_t>(room, asked.size()), to);
+}
+
+__attribute__((visibility("default"))) void lowtide_plan_move() {
+  arena().move_zone();
+}
+
+__attribute__((visibility("default"))) void lowtide_arena(ArenaFigures* figures) {
+  *figures = arena().figures();
+}
+
+__attribute__((visibility("default"))) void lowtide_arena_reset() {
+  arena().reset_footprint();
+}
+
+__attribute__((visibility("default"))) void lowtide_arena_debug(bool on) {
+  arena().set_debug(on);
 }
 
 }  // extern "C"

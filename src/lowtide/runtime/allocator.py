@@ -15,11 +15,16 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from functools import cache
+from types import TracebackType
 from typing import Protocol, TypeAlias
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
+from lowtide.errors import LowtideError
 from lowtide.runtime.shim import NoShimError, load_shim
+from lowtide.trace import BLOCKS
 
 Bytes: TypeAlias = int
 
@@ -55,11 +60,12 @@ class NativeCounter:
 
     def __init__(self, library: ctypes.CDLL) -> None:
         address: int = library.lowtide_install()
-        cells = [ctypes.c_int64.from_address(address + _STRIDE * i) for i in range(3)]
+        cells = [ctypes.c_int64.from_address(address + _STRIDE * i) for i in range(4)]
         self.live: Reading = cells[0]
         self.peak: Cell = cells[1]
         self.op_peak: Cell = cells[2]
-        self._library = library
+        self.op: Cell = cells[3]  # the operator that runs: set by whoever counts them
+        self.library = library
 
     def reset_peak(self) -> None:
         """Let the peak begin anew at what is live now."""
@@ -67,35 +73,107 @@ class NativeCounter:
 
     def adjust(self, n_bytes: Bytes) -> None:
         """Count bytes that live elsewhere; negative when they are gone."""
-        self._library.lowtide_adjust(n_bytes)
+        self.library.lowtide_adjust(n_bytes)
 
     def adopt_storage(self, storage: torch.UntypedStorage) -> Bytes:
         """Take over a storage from before the installation; 0 if it is not torch's.
 
         Its block changes hands, so that its death and its resizing are seen too.
         """
-        adopted: int = self._library.lowtide_adopt(storage._cdata)
+        adopted: int = self.library.lowtide_adopt(storage._cdata)
         return adopted
 
     def block_bytes(self, address: int) -> Bytes | None:
         """Tell the size of the live block at an address; None if it is not ours."""
-        found: int = self._library.lowtide_bytes(address)
+        found: int = self.library.lowtide_bytes(address)
         return None if found < 0 else found
 
     def blocks_so_far(self) -> int:
         """Count the blocks handed out or adopted since the installation."""
-        blocks: int = self._library.lowtide_blocks()
+        blocks: int = self.library.lowtide_blocks()
         return blocks
 
     def trim(self) -> Bytes:
         """Give freed blocks that are kept for reuse back to the system."""
-        kept: int = self._library.lowtide_trim()
+        kept: int = self.library.lowtide_trim()
         return kept
+
+    def keep(self, limit: Bytes | None) -> None:
+        """Limit live blocks and kept pages together, beside the peak of live ones.
+
+        None sets no limit but that peak.
+        """
+        self.library.lowtide_keep(-1 if limit is None else limit)
 
     def is_current(self) -> bool:
         """Tell whether torch still allocates CPU memory through lowtide."""
-        current: bool = self._library.lowtide_is_current()
+        current: bool = self.library.lowtide_is_current()
         return current
+
+
+class BlockLog:
+    """Record every block that comes while inside, workspace and all: `blocks`.
+
+    Events count allocations and releases from the start of the log. Only one log can
+    record at a time.
+    """
+
+    _recording = threading.Lock()
+
+    def __init__(self, counter: NativeCounter) -> None:
+        self._library = counter.library
+        self._ended: NDArray[np.void] | None = None
+
+    def start(self) -> bool:
+        """Begin to record; False where another log does already."""
+        if not self._recording.acquire(blocking=False):
+            return False
+        if not self._library.lowtide_log_start():
+            self._recording.release()
+            return False
+        self._ended = None
+        return True
+
+    def stop(self) -> None:
+        """End the recording; `blocks` stays as it is now."""
+        self._ended = self._copy(0)
+        self._library.lowtide_log_stop()
+        self._recording.release()
+
+    def __enter__(self) -> "BlockLog":
+        """Begin to record."""
+        if not self.start():
+            raise LowtideError(
+                "blocks are being recorded already, and only one log at a time can: "
+                "end the other one first."
+            )
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """End the recording."""
+        self.stop()
+
+    @property
+    def events(self) -> int:
+        """Count the events so far."""
+        events: int = self._library.lowtide_log_events()
+        return events
+
+    @property
+    def blocks(self) -> NDArray[np.void]:
+        """Copy the blocks so far, of dtype BLOCKS, in the order in which they came."""
+        return self._copy(0) if self._ended is None else self._ended
+
+    def _copy(self, start: int) -> NDArray[np.void]:
+        count = self._library.lowtide_log_copy(start, None, 0)
+        blocks = np.zeros(count, BLOCKS)
+        copied = self._library.lowtide_log_copy(start, blocks.ctypes.data, count)
+        return blocks[: min(count, copied)]
 
 
 class PythonCounter:
@@ -158,6 +236,9 @@ class PythonCounter:
     def trim(self) -> Bytes:
         """Do nothing: this counter keeps no memory."""
         return 0
+
+    def keep(self, limit: Bytes | None) -> None:
+        """Do nothing: this counter keeps no memory."""
 
     def _drained(self) -> Bytes:
         with self._lock:

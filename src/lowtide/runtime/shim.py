@@ -26,7 +26,32 @@ import torch
 
 _COMPILERS = ("g++", "clang++", "c++")
 _STEM = "cpu_allocator"
+_UNITS = ("arena.cc", "arena.h", "block_log.h", "pages.h")  # beside it
 _SHOWN_LINES = 15
+
+_NUMBER, _COUNT, _POINTER = ctypes.c_int64, ctypes.c_uint64, ctypes.c_void_p
+# What `cpp/cpu_allocator.cc` exports: the result, then the arguments.
+_SIGNATURES: dict[str, tuple[type | None, ...]] = {
+    "install": (_POINTER,),
+    "is_current": (ctypes.c_bool,),
+    "adjust": (None, _NUMBER),
+    "adopt": (_NUMBER, _POINTER),
+    "blocks": (_NUMBER,),
+    "bytes": (_NUMBER, _POINTER),
+    "trim": (_NUMBER,),
+    "keep": (None, _NUMBER),
+    "log_start": (ctypes.c_bool,),
+    "log_stop": (None,),
+    "log_events": (_NUMBER,),
+    "log_copy": (_NUMBER, _NUMBER, _POINTER, _NUMBER),
+    "plan_set": (None, _COUNT, _POINTER, _COUNT, _POINTER, _POINTER, _COUNT),
+    "plan_begin": (None, _COUNT, _POINTER),
+    "plan_asked": (None, _COUNT, _POINTER, _COUNT),
+    "plan_move": (None,),
+    "arena": (None, _POINTER),
+    "arena_reset": (None,),
+    "arena_debug": (None, ctypes.c_bool),
+}
 
 
 class NoShimError(Exception):
@@ -123,6 +148,8 @@ def _cache_folder(source: Path) -> Path:
     machine = platform.machine()
     facts = (str(torch.version.git_version), sys.platform, machine, str(_abi()))
     digest = hashlib.sha256(source.read_bytes())
+    for name in _UNITS:
+        digest.update(source.with_name(name).read_bytes())
     digest.update("\0".join(facts).encode())
     name = f"torch-{torch.__version__}-abi{_abi()}-{machine}-{digest.hexdigest()[:16]}"
     return Path(root) / name
@@ -151,7 +178,7 @@ def _compile(compiler: Sequence[str], source: Path, target: Path) -> None:
         *("-std=c++20", "-O2", "-fPIC", "-shared", "-fvisibility=hidden"),
         f"-D_GLIBCXX_USE_CXX11_ABI={_abi()}",
         *("-isystem", str(torch_folder / "include")),
-        *(str(source), "-o", str(target)),
+        *(str(source), str(source.with_name("arena.cc")), "-o", str(target)),
         *(f"-L{torch_folder / 'lib'}", "-lc10"),
     ]
     try:
@@ -173,20 +200,9 @@ def _typed(library: ctypes.CDLL) -> ctypes.CDLL:
         OSError: the library lacks one of them, as a truncated file may.
     """
     try:
-        library.lowtide_install.restype = ctypes.c_void_p
-        library.lowtide_install.argtypes = []
-        library.lowtide_is_current.restype = ctypes.c_bool
-        library.lowtide_is_current.argtypes = []
-        library.lowtide_adjust.restype = None
-        library.lowtide_adjust.argtypes = [ctypes.c_int64]
-        library.lowtide_adopt.restype = ctypes.c_int64
-        library.lowtide_adopt.argtypes = [ctypes.c_void_p]
-        library.lowtide_blocks.restype = ctypes.c_int64
-        library.lowtide_blocks.argtypes = []
-        library.lowtide_bytes.restype = ctypes.c_int64
-        library.lowtide_bytes.argtypes = [ctypes.c_void_p]
-        library.lowtide_trim.restype = ctypes.c_int64
-        library.lowtide_trim.argtypes = []
+        for name, (result, *arguments) in _SIGNATURES.items():
+            function = getattr(library, f"lowtide_{name}")
+            function.restype, function.argtypes = result, arguments
     except AttributeError as error:
         raise OSError(str(error)) from error
     return library
