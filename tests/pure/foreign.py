@@ -9,10 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from lowtide.errors import LowtideError
-from lowtide.tidefile import to_tide, write_tide
-from lowtide.timeline import Timeline
-from tests.pure.timelines import make_timeline
+from lowtide.tidefile import Tide, write_tide
 
 MIB = 1 << 20
 
@@ -164,11 +164,6 @@ def call(name: str, results: list[str], args: list[str], time: int) -> dict[str,
     return {**fields, "ARGS": args, "RESULT": results}
 
 
-def timeline() -> Timeline:
-    """Make a timeline with what a file may lose."""
-    return make_timeline()
-
-
 def write_all(folder: Path) -> dict[str, Path]:
     """Write one file of each kind."""
     files = {
@@ -183,7 +178,10 @@ def write_all(folder: Path) -> dict[str, Path]:
     for name, content in files.items():
         paths[name].write_bytes(content)
     paths["run.tide"] = folder / "run.tide"
-    tide = to_tide("timeline", timeline(), written_by="lowtide 0.1.0")
+    table = np.zeros(2, [("bytes", "<i8"), ("kept", "?")])
+    meta = {"policy": "auto", "peak_bytes": 3 * MIB, "seconds": 0.5, "notes": []}
+    by = "lowtide 0.1.0"
+    tide = Tide(kind="example", tables={"values": table}, meta=meta, written_by=by)
     write_tide(paths["run.tide"], tide)
     return paths
 

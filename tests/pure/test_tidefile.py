@@ -28,7 +28,8 @@ from lowtide.tidefile import (
 )
 from lowtide.timeline import Kept, Timeline
 from lowtide.trace import OPS, VALUES, Trace
-from tests.pure.foreign import mutate, timeline
+from tests.pure.foreign import mutate
+from tests.pure.timelines import make_timeline
 
 HEAD = struct.Struct("<8sIIQQ")
 
@@ -222,10 +223,10 @@ def test_byte_order_and_strides_do_not_show(tmp_path: Path) -> None:
 
 def test_a_timeline_comes_back(tmp_path: Path) -> None:
     path = tmp_path / "a.tide"
-    write_tide(path, to_tide("timeline", timeline()))
+    write_tide(path, to_tide("timeline", make_timeline()))
     tide = read_tide(path)
     again = from_tide(tide, "timeline", Timeline, tables={}, parts={"kept": Kept})
-    assert again == timeline()
+    assert again == make_timeline()
 
 
 def test_another_kind_or_version_is_refused(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import re
 from typing import Any, NoReturn
 
 from lowtide.errors import FileError
@@ -249,18 +250,19 @@ def _unpickle(data: bytes) -> Any:
         raise FileError(f"is damaged: {printable(str(error))}") from None
 
 
-# Operation -> its bytes, itself included. Those that are followed by a length or a
-# place in the memo have none here and are looked at one by one.
-_FIXED = {b"}": 1, b"]": 1, b")": 1, b"(": 1, b"s": 1, b"u": 1, b"a": 1, b"e": 1}
-_FIXED |= {b"N": 1, b"\x88": 1, b"\x89": 1, b"\x94": 1, b"G": 9, b"\x80": 2}
-_FIXED |= {b"h": 2, b"j": 5, b"q": 2}
-_NUMBERS = {b"J": 5, b"K": 2, b"M": 3}
-_STEP = [0] * 256
-for _operation, _n_bytes in {**_FIXED, **_NUMBERS}.items():
-    _STEP[_operation[0]] = _n_bytes
-_IS_NUMBER = [bytes([op]) in {*_NUMBERS, b"\x8a"} for op in range(256)]
-_SIZED = {0x8C: 1, 0x58: 4, 0x8D: 8, 0x8A: 1}  # texts of three lengths; long numbers
-_PAIR, _FRAME, _STOP, _PUT = 0x86, 0x95, 0x2E, 0x72
+# Operations of a length that shows in their first byte or two, and pairs of numbers.
+# As the first byte tells how long an operation is, there is one way only to read them.
+_NUMBER = rb"(?:K.|M..|J....|\x8a(?:\x01.|\x02..|\x03...|%s))" % b"|".join(
+    b"\\x%02x.{%d}" % (n, n) for n in range(4, 10)
+)
+_OTHER = rb"[}\])(suaeN\x88\x89\x94]|[hq\x80].|j....|G.{8}"
+# Repeated so often at most, since each repetition takes memory while it matches.
+_RUN = re.compile(
+    rb"(?:%s%s\x86|%s|%s){0,4096}" % (_NUMBER, _NUMBER, _NUMBER, _OTHER), re.DOTALL
+)
+_SIZED = {0x8C: 1, 0x58: 4, 0x8D: 8}  # texts, with the bytes of their length
+_FRAME, _STOP, _PUT = 0x95, 0x2E, 0x72
+_FIRST_BYTES = frozenset(b"KMJ\x8ahq\x80jG")  # of operations with more bytes
 
 
 def _scan(data: bytes) -> None:
@@ -271,27 +273,24 @@ def _scan(data: bytes) -> None:
     """
     if data[:1] != b"\x80":
         raise FileError("is no memory snapshot: it does not begin as a pickle")
-    at, end, count = 0, len(data), 0
-    last = before = 0
-    while at < end:
-        operation = data[at]
-        step = _STEP[operation]
-        if step == 0:
-            step = _special(data, at, count, before, last)
-            if operation == _STOP:
-                break
-        at += step
-        count += 1
-        before, last = last, operation
-    else:
-        raise FileError(f"is cut off: its {end} bytes end within the pickle")
+    at, end = 0, len(data)
+    while True:
+        match = _RUN.match(data, at)
+        if match is not None and match.end() > at:
+            at = match.end()
+        elif at >= end:
+            raise FileError(f"is cut off: its {end} bytes end within the pickle")
+        elif data[at] == _STOP:
+            break
+        else:
+            at += _check_special(data, at)
     if at + 1 != end:
         raise FileError(
             f"is damaged: {end - at - 1} bytes follow the end of the pickle"
         )
 
 
-def _special(data: bytes, at: int, count: int, before: int, last: int) -> int:
+def _check_special(data: bytes, at: int) -> int:
     """Check an operation with a length or a condition; return its bytes."""
     operation = data[at]
     left = len(data) - at
@@ -307,14 +306,12 @@ def _special(data: bytes, at: int, count: int, before: int, last: int) -> int:
             raise FileError(f"is cut off: a frame of {n_bytes} bytes in {left}")
         return 9
     if operation == _PUT:
-        place = int.from_bytes(data[at + 1 : at + 5], "little")
-        if place > count:  # the memo would grow to this place
+        # The memo grows to this place. An object and its number take three bytes.
+        if int.from_bytes(data[at + 1 : at + 5], "little") > at // 3:
             raise FileError("is damaged: it numbers more objects than it has")
         return 5
-    if operation == _PAIR and _IS_NUMBER[before] and _IS_NUMBER[last]:
-        return 1
-    if operation == _STOP:
-        return 1
+    if operation in _FIRST_BYTES and left < 10:
+        raise FileError(f"is cut off: its {len(data)} bytes end within the pickle")
     raise FileError(
         f"is refused: it uses the pickle operation {bytes([operation])!r}, which no "
         "memory snapshot needs and which may run code"

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the verbs that look into files share: reading them, progress, and refusals."""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console
+
+from lowtide.cli.progress import ProgressLine
+from lowtide.errors import FileError, LowtideError
+from lowtide.history import BLOCKS, OPERATIONS, USES, History
+from lowtide.recorder.files import read_history
+from lowtide.tidefile import Tide, from_tide, is_tide, read_tide
+
+EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130  # as shells count a death of SIGINT
+_BAR_CELLS = 20
+
+Say = Callable[[str, int, int], None]  # what is done now; steps done, steps in all
+
+
+def read_any(path: Path, *, device: str | None = None) -> History | Tide:
+    """Read a `.tide` file, or what others write about memory.
+
+    Raises:
+        FileError: it is none of these, or damaged; says why.
+        OSError: the system refused.
+    """
+    if not path.is_file():  # a pipe would be waited for, a folder cannot be read
+        raise FileError("is not a file" if path.exists() else "is missing", path=path)
+    with path.open("rb") as file:
+        if not is_tide(file.read(16)):
+            return read_history(path, device=device)
+    tide = read_tide(path)
+    if tide.kind != "history":
+        return tide
+    tables = {"blocks": BLOCKS, "ops": OPERATIONS, "uses": USES}
+    with naming(path):
+        return from_tide(tide, "history", History, tables=tables)
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Name the file in errors that do not know it."""
+    try:
+        yield
+    except FileError as error:
+        raise FileError(error.why, path=path) from None
+
+
+def perform_verb(verb: str, act: Callable[[Say], None]) -> int:
+    """Do what a verb does, with progress; return the exit status.
+
+    A file that cannot be read gives one line and status 2.
+    """
+    progress = ProgressLine(Console(stderr=True))
+
+    def say(text: str, done: int, of: int) -> None:
+        if progress.is_shown:
+            full = _BAR_CELLS * done // of
+            bar = "#" * full + "-" * (_BAR_CELLS - full)
+            progress.say(f"[{bar}] {text}")
+
+    try:
+        act(say)
+    except (LowtideError, OSError) as error:
+        progress.wipe()
+        print(f"lowtide {verb}: {_one_line(error)}", file=sys.stderr)
+        return EXIT_USAGE
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    finally:
+        progress.wipe()
+    return 0
+
+
+def harmless(text: str) -> str:
+    """Take out what would steer a terminal: names come from files, maybe hostile."""
+    return "".join(c if c.isprintable() or c == "\n" else "?" for c in text)
+
+
+def _one_line(error: Exception) -> str:
+    text = str(error)
+    if isinstance(error, OSError) and error.strerror and error.filename:
+        text = f"{error.filename} cannot be read: {error.strerror}"
+    return harmless(text).replace("\n", " ")
