@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every code block of the README runs.
 
-A block fenced as `python NAME` is a file that later commands find under that name.
-Commands run as they stand, but for two kinds: installation, which needs a network,
-has to be what is written here, and `make` would run these tests again: there the
-target has to exist.
+A block fenced as `python NAME` is a file that later commands find under that name, and
+so is what `profile_steps.py` writes. Commands run as they stand, but for two kinds:
+installation, which needs a network, has to be what is written here, and `make` would
+run these tests again: there the target has to exist.
 """
 
 import os
@@ -34,6 +34,7 @@ INSTALLATION = [
 ]
 
 (TABLE,) = (text for *_, text in BLOCKS if text.startswith("lowtide: "))
+(POOL,) = (text for *_, text in BLOCKS if text.startswith("trace.json: "))
 
 
 def run(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
@@ -64,8 +65,10 @@ def test_python(script: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS[len(INSTALLATION) :])
-def test_command(command: str, tmp_path: Path) -> None:
+def test_command(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program, *args = command.split()
+    if args == ["measure"]:  # a test's figures are not to be kept
+        monkeypatch.setenv("LOWTIDE_CACHE_DIR", str(tmp_path))
     if program == "make":
         done = run(["make", "--dry-run", *args], ROOT)
         assert done.returncode == 0, done.stderr
@@ -73,8 +76,12 @@ def test_command(command: str, tmp_path: Path) -> None:
         assert program == "lowtide"
         for name, text in FILES.items():
             (tmp_path / name).write_text(text)
+        if "trace.json" in args:
+            run([sys.executable, "profile_steps.py"], tmp_path)
         done = run([sys.executable, "-m", "lowtide", *args], tmp_path)
         assert done.returncode == 0, done.stderr
+        if args == ["pool", "trace.json"]:
+            assert without_numbers(done.stdout) == without_numbers(POOL)
         if args == ["run", "--budget", "200MiB", "train.py"]:
             printed = done.stderr[done.stderr.index("lowtide: 5 steps") :]
             assert without_numbers(printed) == without_numbers(TABLE)
