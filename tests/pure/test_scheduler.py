@@ -212,6 +212,34 @@ def test_returns_come_in_the_order_of_their_next_use() -> None:
     assert [item.next_use for item in scheduler.returns(5)] == [10, 30, 40]
 
 
+def test_a_plan_may_say_where_reading_begins() -> None:
+    scheduler = scheduler_of()
+    items = [Item(next_use=use) for use in (30, 10, 20)]
+    for item, due in zip(items, [25, 8, -1], strict=True):
+        scheduler.saved(item, SWAP, due)
+        item.clean = True
+        scheduler.left(item, swapped=True)
+    assert [item.next_use for item in scheduler.returns(7)] == [20]
+    assert [item.next_use for item in scheduler.returns(8)] == [10, 20]
+    scheduler.gone(items[1])
+    assert [item.next_use for item in scheduler.returns(25)] == [20, 30]
+
+
+def test_what_has_just_come_back_is_not_the_first_to_leave_again() -> None:
+    scheduler = scheduler_of()
+    soon, later = Item("soon", next_use=6), Item("later", next_use=90, seconds=10.0)
+    drop = Item("drop", next_use=50, seconds=1.0)
+    swapped_out(scheduler, soon)
+    scheduler.returned(soon)  # read ahead; its copy is still there
+    scheduler.saved(later, KEEP)
+    scheduler.saved(drop, RECOMPUTE)
+    assert first_moves(scheduler) == [
+        (DROP, "drop"),
+        (WRITE, "later"),
+        (RELEASE, "soon"),
+    ]
+
+
 def test_while_uses_are_unknown_the_youngest_returns_first() -> None:
     scheduler = scheduler_of()
     swapped_out(scheduler, *(Item(birth=birth) for birth in (1, 3, 2)))

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lowtide.errors import LowtideError
-from lowtide.scheduler.director import KEEP, RECOMPUTE, RULES, Lanes
+from lowtide.scheduler.director import KEEP, RECOMPUTE, RULES, SWAP, Lanes
 from lowtide.scheduler.scheduler import WAIT, Scheduler
 from lowtide.simulator.buffers import Buffer, Clock, build
 from lowtide.simulator.forecast import forecast
@@ -23,6 +23,15 @@ CLOSED = Lanes(0.0, 0.0)
 MIB = 1 << 20
 KIB64 = 64 << 10  # movable for every policy
 OPEN = Lanes(KIB64 / 0.5, KIB64 / 0.5)  # a value of the chains takes half a second
+
+
+class Rows:
+    """A plan made by hand."""
+
+    def __init__(self, codes: list[int], reads: list[int]) -> None:
+        self.codes = np.array(codes, np.int8)
+        self.reads = np.array(reads, np.int32)
+
 
 # A chain of four: v1 = f(v0), ... v4 = f(v3), loss = f(v4). Each saves its input, so
 # v1..v4 are saved; v0 is the batch. Operators 0..4 forward, 5 makes the first gradient,
@@ -114,10 +123,20 @@ def test_a_planned_swap_hides() -> None:
 
 def test_a_plan_may_come_from_elsewhere() -> None:
     budget = CHAIN.plain_peak_bytes - KIB64
-    plan = np.array([KEEP, RECOMPUTE, KEEP, KEEP], np.int8)  # of v1..v4
+    plan = Rows([KEEP, RECOMPUTE, KEEP, KEEP], [-1, -1, -1, -1])  # of v1..v4
     outcome = simulate(CHAIN, "auto", budget, OPEN, plan=plan)
     assert actions(outcome) == [(6, "drop", 2)]
     assert outcome.seconds == 11.0
+
+
+@pytest.mark.parametrize(("due", "exposed"), [(8, 0.0), (9, 0.5)])
+def test_a_plan_says_where_copies_come_back(due: int, exposed: float) -> None:
+    """Operator 9 reads v1, whose copy in takes half a second, one operator a second."""
+    budget = CHAIN.plain_peak_bytes - KIB64
+    plan = Rows([SWAP, KEEP, KEEP, KEEP], [due, -1, -1, -1])
+    outcome = simulate(CHAIN, "auto", budget, OPEN, plan=plan)
+    assert actions(outcome) == [(6, "release", 1)]
+    assert outcome.exposed_seconds == exposed
 
 
 def test_too_small_a_budget_says_which_operator() -> None:

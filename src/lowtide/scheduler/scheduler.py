@@ -69,6 +69,8 @@ class Scheduler(Generic[V]):
         self.writing: dict[int, V] = {}  # a copy is on its way
         self.absent: dict[int, V] = {}  # swapped out, in order of leaving
         self.dropped: dict[int, V] = {}
+        self.back: dict[int, V] = {}  # left before, in memory again
+        self.due: dict[int, int] = {}  # where a plan reads a value back, by its id
         self.now = 0.0  # seconds of compute so far, as the caller counts them
         policy = POLICIES.get(rules.name)
         self.ranked: Ranked[V] | None = None if policy is None else Ranked(policy)
@@ -76,8 +78,14 @@ class Scheduler(Generic[V]):
 
     # -- events ---------------------------------------------------------------
 
-    def saved(self, value: V, planned: int | None) -> None:
-        """A value was saved for the first time; `planned` from a trace, if any."""
+    def saved(self, value: V, planned: int | None, due: int = -1) -> None:
+        """A value was saved for the first time.
+
+        A plan from a trace, if there is any, says in `planned` whether it leaves, and
+        in `due` before which operator its copy in is to begin; -1: as soon as it fits.
+        """
+        if due >= 0:
+            self.due[id(value)] = due
         if self.ranked is not None:
             planned = self._react(value)
             self.ranked.enter(value, self.now, self.lanes)
@@ -116,7 +124,7 @@ class Scheduler(Generic[V]):
     def returned(self, value: V) -> None:
         """A value's bytes are in memory again."""
         self._forget(value)
-        self.present[id(value)] = value
+        self.present[id(value)] = self.back[id(value)] = value
         if value.clean:
             self.copied_out[id(value)] = value
         if self.ranked is not None:
@@ -125,6 +133,7 @@ class Scheduler(Generic[V]):
     def gone(self, value: V) -> None:
         """Nobody needs the value any more, or it may not be touched."""
         self._forget(value)
+        self.due.pop(id(value), None)
         if self.ranked is not None:
             self.ranked.leave(value, self.now, evicted=True)
             if not (self.present or self.absent or self.dropped):
@@ -138,6 +147,7 @@ class Scheduler(Generic[V]):
         self.to_drop.pop(key, None)
         self.writing.pop(key, None)
         self.dropped.pop(key, None)
+        self.back.pop(key, None)
         if self.absent.pop(key, None) is not None:
             self._awaited = None
 
@@ -171,7 +181,8 @@ class Scheduler(Generic[V]):
                 yield from self._out(value)
             return
         for value in list(self.copied_out.values()):
-            yield RELEASE, value
+            if id(value) not in self.back:
+                yield RELEASE, value
         for value in list(self.to_drop.values()):
             yield DROP, value
         for value in list(self.writing.values()):
@@ -186,7 +197,11 @@ class Scheduler(Generic[V]):
             yield from self._any_way(value)
 
     def returns(self, position: int) -> list[V]:
-        """Return swapped values in the order in which they will be wanted."""
+        """Return swapped values in the order in which they will be wanted.
+
+        What a plan reads later than here is left out. What it reads now has its room
+        in the plan, so that the caller needs to look at this moment only.
+        """
         if self.ranked is not None:
             policy = self.ranked.policy
             gone = list(self.absent.values())  # in order of leaving
@@ -195,6 +210,8 @@ class Scheduler(Generic[V]):
         if awaited is None:
             awaited = sorted(self.absent.values(), key=lambda value: value.next_use)
             self._awaited = awaited
+        if self.due:
+            awaited = [v for v in awaited if self.due.get(id(v), -1) <= position]
         if awaited and awaited[0].next_use < position:  # not known, or later than that
             return sorted(awaited, key=_distance)
         return awaited
@@ -204,6 +221,8 @@ class Scheduler(Generic[V]):
     def _any_way(self, value: V) -> Iterator[tuple[str, V]]:
         """Yield the better way out for one value, then the other."""
         if value.clean:
+            if id(value) in self.back:
+                yield RELEASE, value
             return
         code = self._judge(value)
         ways = [DROP, WRITE] if code == RECOMPUTE else [WRITE, DROP]

@@ -13,11 +13,10 @@ from lowtide.trace import OPS, VALUES, Graph, Trace
 
 
 def managed_versions(graph: Graph) -> list[int]:
-    """List the versions that the scheduler is told of, in the order of being saved."""
+    """List the versions that the scheduler is told of, in the order of their making."""
     versions = graph.versions
     found = np.flatnonzero((versions["held"] >= 0) & ~versions["lasting"])
-    order = np.lexsort((found, versions["held"][found]))
-    return [int(i) for i in found[order]]
+    return [int(i) for i in found]
 
 
 def managed_bytes(graph: Graph) -> NDArray[np.int64]:
@@ -60,7 +59,7 @@ def forecast(graph: Graph) -> Trace:
 def parents_of(graph: Graph) -> list[list[int]]:
     """List, for each saved value, the saved values that it is computed from.
 
-    Both are counted in the order of being saved, as the rows of `forecast` are.
+    Both are counted in the order of their making, as the rows of `forecast` are.
     """
     _, buffers = build(graph, Clock())
     order = {version: i for i, version in enumerate(managed_versions(graph))}

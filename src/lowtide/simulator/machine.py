@@ -145,12 +145,12 @@ class Machine:
         self.scheduler.left(value, swapped=swapped)
         return True
 
-    def adopt(self, value: Buffer, plan: int | None) -> None:
+    def adopt(self, value: Buffer, plan: int | None, due: int = -1) -> None:
         """Hand a value to the scheduler: nobody but autograd holds it any more."""
         value.managed = True
         self.managed += value.nbytes
         self._advance()
-        self.scheduler.saved(value, plan)
+        self.scheduler.saved(value, plan, due)
 
     def bury(self, value: Buffer) -> None:
         """The program does not need a value any more."""

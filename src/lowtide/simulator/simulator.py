@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from time import perf_counter
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +27,18 @@ from lowtide.trace import Graph
 _FILLING = 0.6  # of the budget: above it, copies start without a plan
 _TIGHT = 0.99  # of the budget: what a plan aims for
 _PATIENCE = 10.0  # plain steps after which a run is given up as thrashing
+
+
+class Plan(Protocol):
+    """What is followed of a plan: a row for each saved value, as in `forecast`."""
+
+    @property
+    def codes(self) -> NDArray[np.int8]:
+        """Keep, swap or recompute."""
+
+    @property
+    def reads(self) -> NDArray[np.int32]:
+        """Before which operator a copy in begins; -1: nothing is read back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +82,7 @@ class _Run:
         budget: int,
         lanes: Lanes,
         seed: int,
-        plan: NDArray[np.int8] | None,
+        plan: Plan | None,
     ) -> None:
         self.graph = graph
         self.rules = rules
@@ -85,7 +98,7 @@ class _Run:
         self.backward = int(
             np.where(uses < 0, len(self.operators), uses).min(initial=0)
         )
-        self.plans = self._plan(lanes, plan)
+        self.codes, self.reads = self._plan(lanes, plan)
         self._dying: dict[int, list[Buffer]] = {}
         self._settling: dict[int, list[Buffer]] = {}
         for i in managed_versions(graph):
@@ -93,13 +106,19 @@ class _Run:
         for buffer in self.buffers:
             self._dying.setdefault(buffer.dead, []).append(buffer)
 
-    def _plan(self, lanes: Lanes, plan: NDArray[np.int8] | None) -> dict[int, int]:
+    def _plan(
+        self, lanes: Lanes, plan: Plan | None
+    ) -> tuple[dict[int, int], dict[int, int]]:
+        """Return, by version, whether it leaves and where it is read back."""
         if not self.rules.planned:
-            return {}
-        if plan is None:
-            target = planned_budget(self.graph, self.budget)
-            plan = assign(forecast(self.graph), target, lanes, self.rules)
-        return dict(zip(managed_versions(self.graph), plan.tolist(), strict=True))
+            return {}, {}
+        rows = managed_versions(self.graph)
+        if plan is not None:
+            reads = dict(zip(rows, plan.reads.tolist(), strict=True))
+            return dict(zip(rows, plan.codes.tolist(), strict=True)), reads
+        target = planned_budget(self.graph, self.budget)
+        codes = assign(forecast(self.graph), target, lanes, self.rules)
+        return dict(zip(rows, codes.tolist(), strict=True)), {}
 
     def run(self) -> tuple[int, bool]:
         """Run every operator; returns the one that failed, and whether it thrashed."""
@@ -141,14 +160,15 @@ class _Run:
         machine.land()
         for buffer in self._settling.get(operator.index + 1, ()):
             if buffer.alive:
-                machine.adopt(buffer, self.plans.get(buffer.index))
+                i = buffer.index
+                machine.adopt(buffer, self.codes.get(i), self.reads.get(i, -1))
 
     def _copy_ahead(self, need: int) -> None:
         """Start copies out that were planned, and copies in that fit."""
         machine, scheduler = self.machine, self.scheduler
-        if scheduler.to_write and (self.plans or machine.live > _FILLING * self.budget):
+        if scheduler.to_write and (self.codes or machine.live > _FILLING * self.budget):
             machine.early_writes()
-        if scheduler.absent and machine.position >= self.backward:
+        if scheduler.absent and (self.reads or machine.position >= self.backward):
             start = perf_counter()
             awaited = scheduler.returns(machine.position)
             machine.tally.deciding += perf_counter() - start
@@ -163,8 +183,8 @@ class _Run:
         """Return the bytes that a copy in may take until it is used."""
         machine, position = self.machine, self.machine.position
         now = self.budget - machine.live - need
-        if not self.rules.planned:
-            return now  # as published: it fits at this moment
+        if not self.rules.planned or self.reads.get(value.index, -1) >= 0:
+            return now  # as published: it fits at this moment; or the plan has room
         until = max(value.next_use, position) + 1
         load = int(self.load[position:until].max())
         return min(now, self.budget - load - machine.managed - machine.arriving)
@@ -183,7 +203,7 @@ def simulate(
     budget_bytes: int,
     lanes: Lanes,
     *,
-    plan: NDArray[np.int8] | None = None,
+    plan: Plan | None = None,
     seed: int = 0,
 ) -> Outcome:
     """Run one iteration of a graph under a budget.
@@ -193,8 +213,8 @@ def simulate(
         policy: one of `scheduler.director.RULES`.
         budget_bytes: what may be live at any moment.
         lanes: bytes per second out and in; `Lanes(0, 0)` where nothing can be copied.
-        plan: made elsewhere, for a policy that follows one: a code for each saved value
-            in the order of `forecast`. The director's own where None.
+        plan: made elsewhere, for a policy that follows one. The director's own where
+            None.
         seed: of the "random" policy.
     """
     run = _Run(graph, RULES[policy], budget_bytes, lanes, seed, plan)
