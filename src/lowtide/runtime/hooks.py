@@ -71,6 +71,7 @@ class Hooks:
         saved: Saved = packed.saved
         if self.session.recorder.resting is None:
             self.session.note_use(packed.value)
+            self.session.scheduler.touched(packed.value)
         alias = saved.alias
         if alias is None:
             return self._return(packed)

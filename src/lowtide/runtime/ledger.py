@@ -157,7 +157,7 @@ class Ledger:
         self.drain()
         if live.value <= limit:
             return True
-        for action, value in self.scheduler.victims():
+        for action, value in self.scheduler.victims(live.value - limit):
             self._perform(action, value)
             if live.value <= limit:
                 return True

@@ -162,6 +162,7 @@ class Steward:
             _track(self.counter, result)
         peak = self.counter.op_peak.value
         need = int(peak - live)
+        self.scheduler.now += seconds
         if signature is not None:
             if need > self._needs.get(signature, -1):
                 self._needs[signature] = need
