@@ -154,6 +154,10 @@ class HostLane:
                 self.wait(job)
         if self.below is not None:
             self.below.close()
+        for copy in (*self._resting, *self._sinking):
+            if copy.slab is not None:  # nobody gave it back, after an error
+                self.slabs.give(copy.slab)
+                copy.slab = None
         self._sinking.clear()
         self._resting.clear()
         self.slabs.close()
@@ -375,4 +379,4 @@ class HostLane:
 
 
 def _refusal(action: str, n_bytes: Bytes, error: Exception) -> SpillError:
-    return SpillError(f"{action} {format_bytes(n_bytes)} ({error})")
+    return SpillError(f"{action} {format_bytes(n_bytes)} ({error})", limit="host")
