@@ -23,7 +23,6 @@ constexpr int kRepeats = 20;  // the best counts
 constexpr int kBlocks = 400;
 
 std::atomic<std::int64_t> live{0};
-std::atomic<std::int64_t> op{0};
 
 struct Event {
   int block;
@@ -61,7 +60,7 @@ double nanoseconds(Arena& arena, const std::vector<std::size_t>& bytes,
     arena.begin(plan);
     for (const Event& event : events) {
       if (event.born) {
-        data[event.block] = arena.allocate(bytes[event.block]);
+        data[event.block] = arena.allocate(bytes[event.block], 0);
         live.fetch_add(static_cast<std::int64_t>(bytes[event.block]),
                        std::memory_order_relaxed);
       } else {
@@ -83,7 +82,7 @@ double best(Arena& arena, const std::vector<std::size_t>& bytes, std::size_t pla
 }  // namespace
 
 int main() {
-  Arena arena(live, op);
+  Arena arena(live);
   if (!arena.reserve(std::size_t{64} << 30, true)) {
     return 1;
   }

@@ -13,6 +13,7 @@ namespace {
 constexpr Page kHugePages = 512;              // pages in a huge page
 constexpr std::uint32_t kMostExtents = 1 << 22;
 constexpr int kLooked = 32;                   // free ranges of one bin compared
+constexpr std::int64_t kSlack = 400;          // one such part of the peak
 constexpr unsigned char kPattern = 0xdb;
 
 std::int64_t bytes_of(Page pages) { return std::int64_t{pages} * kPageBytes; }
@@ -208,8 +209,10 @@ Arena::Id Arena::split(Id id, Page pages) {
 // ---- handing out ------------------------------------------------------------
 
 // The free range around the planned place of this request; kNil: there is none.
-Arena::Id Arena::planned(Page pages) {
-  const std::int64_t op = op_.load(std::memory_order_relaxed);
+Arena::Id Arena::planned(Page pages, std::int64_t op) {
+  if (op < 0) {
+    return kNil;
+  }
   ++figures_.requests;
   figures_.signature = static_cast<std::int64_t>(
       (static_cast<Word>(figures_.signature) ^ static_cast<Word>(op + 1)) *
@@ -224,7 +227,7 @@ Arena::Id Arena::planned(Page pages) {
   const std::size_t nth = nth_++;
   const auto row = static_cast<std::size_t>(op);
   const std::size_t rows = plan_->first.size() - 1;
-  past_plan_ = op < 0 || row >= rows ||
+  past_plan_ = row >= rows ||
                (row + 1 == rows && plan_->first[row] + nth >= plan_->places.size());
   if (past_plan_ || plan_->first[row] + nth >= plan_->first[row + 1]) {
     ++figures_.strays;
@@ -305,7 +308,7 @@ void Arena::take(Id id, Page page, Page pages) {
   }
 }
 
-void* Arena::allocate(std::size_t bytes) {
+void* Arena::allocate(std::size_t bytes, std::int64_t op) {
   if (bytes >= bytes_) {
     return nullptr;
   }
@@ -314,7 +317,7 @@ void* Arena::allocate(std::size_t bytes) {
   if (made_ + 2 >= kMostExtents) {
     return nullptr;
   }
-  Id id = planned(pages);
+  Id id = planned(pages, op);
   if (id == kNil) {
     id = as_it_comes(pages);
   }
@@ -390,7 +393,9 @@ std::int64_t Arena::elsewhere() const {
 }
 
 void Arena::keep_within_limit(std::int64_t others) {
-  const std::int64_t most = limit_ >= 0 ? std::min(limit_, most_) : most_;
+  const std::int64_t slack = most_ / kSlack;
+  const std::int64_t most =
+      limit_ >= 0 ? std::min(limit_, most_ + slack) : most_ + slack;
   const std::int64_t limit = most - others;
   std::int64_t excess = figures_.live + figures_.kept - limit;
   excess = std::min(excess, figures_.kept);

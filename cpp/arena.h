@@ -8,8 +8,9 @@
 // from lying on pages:
 //   - A free page is either *kept* (the system has given it; using it again
 //     costs nothing) or *clean* (it costs a page fault and zeroing). Pages are
-//     kept while what is live and kept stays within a limit, the largest live
-//     bytes so far or a budget; beyond that, free pages go back to the system.
+//     kept while what is live and kept stays within a limit: the largest live
+//     bytes so far and 0.25 % (plans are nearly perfect), and a budget if one
+//     is given. Beyond that, free pages go back to the system.
 //     So the memory that the system sees never exceeds the limit, whatever the
 //     order of allocations; fragmentation costs faults, not memory.
 //   - A plan avoids these: it knows each block's place before the block comes.
@@ -62,16 +63,15 @@ class Arena {
     std::uint64_t record;  // as given by `note`
   };
 
-  // `live` counts the bytes of all blocks, elsewhere too; `op` is the operator
-  // that runs.
-  Arena(std::atomic<std::int64_t>& live, const std::atomic<std::int64_t>& op)
-      : all_live_(live), op_(op) {}
+  // `live` counts the bytes of all blocks, elsewhere too.
+  explicit Arena(std::atomic<std::int64_t>& live) : all_live_(live) {}
 
   // Reserves addresses, no memory. False: there are none; nothing else works.
   bool reserve(std::size_t bytes, bool huge_pages);
 
-  // Null: it has no room. The block starts on a page and has whole pages.
-  void* allocate(std::size_t bytes);
+  // Null: it has no room. The block starts on a page and has whole pages. Plans
+  // know it by the operator that runs; negative: it is none of their business.
+  void* allocate(std::size_t bytes, std::int64_t op);
 
   // Takes the block's bytes off the live ones, then frees it.
   Freed release(void* data);
@@ -151,7 +151,7 @@ class Arena {
   Id merge(Id left, Id right);
   Id split(Id id, Page pages);
 
-  Id planned(Page pages);
+  Id planned(Page pages, std::int64_t op);
   Id as_it_comes(Page pages);
   void take(Id id, Page page, Page pages);
   Id find_live(const void* data);
@@ -168,7 +168,6 @@ class Arena {
   void check(Page page, Page pages);
 
   std::atomic<std::int64_t>& all_live_;
-  const std::atomic<std::int64_t>& op_;
   std::uintptr_t base_ = 0;
   std::size_t bytes_ = 0;
   Page border_ = 0;  // where the zone of plans begins

@@ -72,8 +72,22 @@ struct Counters {
 
 Counters counters;
 
+// The thread that runs operators one after the other; others come at any time,
+// and what they ask for has no place in that order. Zero: nobody said so far.
+std::atomic<uintptr_t> operators_thread{0};
+
+// A number for each living thread: an address of its own.
+uintptr_t this_thread() {
+  static thread_local char mark;
+  return reinterpret_cast<uintptr_t>(&mark);
+}
+
+// The operator that runs, -1 on other threads.
 int32_t operator_now() {
-  return static_cast<int32_t>(counters.op.value.load(std::memory_order_relaxed));
+  const uintptr_t thread = operators_thread.load(std::memory_order_relaxed);
+  return thread != 0 && thread != this_thread()
+             ? -1
+             : static_cast<int32_t>(counters.op.value.load(std::memory_order_relaxed));
 }
 
 BlockLog& block_log() {
@@ -241,7 +255,7 @@ size_t memory_of_machine() {
 // them, the arena owns nothing and malloc serves.
 Arena& arena() {
   static Arena& leaked = [] () -> Arena& {
-    auto* fresh = new Arena(counters.live.value, counters.op.value);
+    auto* fresh = new Arena(counters.live.value);
     fresh->reserve(4 * memory_of_machine(), huge_pages_wanted());
     return *fresh;
   }();
@@ -258,7 +272,7 @@ void* allocate_pages(size_t bytes, Owner& owner) {
       FLAGS_caffe2_cpu_allocator_do_junk_fill) {
     return nullptr;
   }
-  if (void* const data = arena().allocate(bytes)) {
+  if (void* const data = arena().allocate(bytes, operator_now())) {
     owner = kArena;
     return data;
   }
@@ -475,6 +489,12 @@ __attribute__((visibility("default"))) int64_t lowtide_log_copy(
   return block_log().copy(from, to, room);
 }
 
+// From now on the operators of all threads count.
+__attribute__((visibility("default"))) void lowtide_plan_end() {
+  operators_thread = 0;
+  arena().begin(Arena::kNone);
+}
+
 // Plans. `first` has a number for each operator and one more, `pages` and
 // `page` one for each place (see arena.h).
 
@@ -488,9 +508,11 @@ __attribute__((visibility("default"))) void lowtide_plan_set(
   arena().set_plan(plan, std::vector<uint32_t>(first, first + rows), std::move(all));
 }
 
-// Begins a cycle, by a plan or (2^64 - 1) without; tells of the last one.
+// Begins a cycle of this thread, by a plan or (2^64 - 1) without; tells of the
+// last one.
 __attribute__((visibility("default"))) void lowtide_plan_begin(
     uint64_t plan, ArenaFigures* past) {
+  operators_thread = this_thread();
   *past = arena().begin(plan);
 }
 

@@ -4,6 +4,7 @@
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from lowtide.errors import LowtideError
 from lowtide.runtime import shim
 from lowtide.runtime.allocator import BlockLog, NativeCounter, install
 from lowtide.runtime.arena import PAGED_FROM, Arena, Pool, cycle_of
+from lowtide.runtime.session import Session
 from lowtide.trace import BLOCKS
 from tests.torch.processes import succeeds
 
@@ -148,9 +150,10 @@ def test_kept_pages_stay_within_the_peak_and_the_limit(
     large = block(9 * MIB)  # does not fit into the hole
     figures = arena.figures
     assert figures.live - base == 10 * MIB
-    assert figures.live + figures.kept == figures.footprint == base + 10 * MIB
+    assert figures.live + figures.kept <= figures.footprint
+    assert figures.footprint == pytest.approx(base + 10 * MIB, rel=1 / 400)
     del large
-    assert arena.figures.kept == 9 * MIB
+    assert arena.figures.kept == pytest.approx(9 * MIB, abs=(base + 10 * MIB) / 400)
     counter.keep(counter.live.value + 4 * MIB)
     assert arena.figures.kept <= 4 * MIB
     assert counter.trim() <= 4 * MIB
@@ -344,7 +347,61 @@ def test_training_is_the_same_to_the_last_bit(pool: Pool) -> None:
 
     pooled = train(boundary)
     assert all(torch.equal(a, b) for a, b in zip(plain, pooled, strict=True))
-    assert max(hits) > 20
+    assert max(hits) > 40  # nearly all of a step
+
+
+def few_steps(session: Session | None, *, steps: int = 9) -> list[Tensor]:
+    torch.manual_seed(0)
+    net = Net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    with session if session is not None else nullcontext():
+        for _ in range(steps):
+            optimizer.zero_grad()
+            net(torch.randn(8, 3, 64, 64)).square().mean().backward()
+            optimizer.step()
+        if session is not None and session.pool is not None:
+            figures = session.pool.arena.figures
+            assert figures.hits >= 0.8 * figures.requests > 0
+    return [p.detach().clone() for p in net.parameters()]
+
+
+def test_a_session_plans_and_stays_within_its_budget(
+    arena: Arena, counter: NativeCounter
+) -> None:
+    counter.reset_peak()
+    base = counter.live.value
+    plain = few_steps(None)
+    peak = counter.peak.value - base
+    budget = base + int(0.7 * peak)
+    for session in (Session("1GiB"), Session(budget), Session(budget, pool=False)):
+        counter.trim()
+        trained = few_steps(session)
+        assert all(torch.equal(a, b) for a, b in zip(plain, trained, strict=True))
+        assert (session.pool is not None) == session.pooled
+
+
+def test_what_the_system_sees_stays_within_the_budget(
+    arena: Arena, counter: NativeCounter
+) -> None:
+    few_steps(None)
+    counter.reset_peak()
+    base = counter.live.value
+    few_steps(None)
+    session = Session(base + int(0.7 * (counter.peak.value - base)))
+    torch.manual_seed(0)
+    net = Net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    with session:
+        for step in range(9):
+            if step == 3:
+                arena.reset_footprint()
+            optimizer.zero_grad()
+            net(torch.randn(8, 3, 64, 64)).square().mean().backward()
+            optimizer.step()
+        figures = arena.figures
+    assert session.report().swapped_bytes + session.report().recomputed_bytes > 0
+    # Blocks span whole pages; the budget counts what was asked for.
+    assert figures.footprint <= session.budget + 0.01 * figures.most_asked
 
 
 def test_a_fork_in_the_middle_of_a_cycle_goes_on() -> None:

@@ -39,6 +39,7 @@ class Request:
     spill_dir: Path | None
     policy: str
     verify: bool
+    pool: bool
     report: Path | None
     target: str
     is_module: bool
@@ -106,6 +107,12 @@ def run(
             "--verify", help="Check at first that all comes back with the same bits."
         ),
     ] = False,
+    pool: Annotated[
+        bool,
+        typer.Option(
+            help="Plan where memory goes, so that it is not given back and taken again."
+        ),
+    ] = True,
     report: Annotated[
         Path | None,
         typer.Option(metavar="FILE.json", help="Write what happened to a file too."),
@@ -136,6 +143,7 @@ def run(
         spill_dir=None if spill_dir is None else spill_dir.absolute(),
         policy=policy,
         verify=verify,
+        pool=pool,
         report=None if report is None else report.absolute(),
         target=target,
         is_module=is_module,
@@ -157,6 +165,7 @@ def open_session(
         spill_dir=request.spill_dir,
         policy=request.policy,
         verify=request.verify,
+        pool=request.pool,
         on_progress=on_progress,
     )
 

@@ -13,6 +13,7 @@ nothing; like a mode they follow autograd into its threads.
 
 from __future__ import annotations
 
+import ctypes
 import weakref
 from collections.abc import Callable
 from time import perf_counter
@@ -45,6 +46,12 @@ class Listener(Protocol):
 
     def before_write(self, value: Value) -> None:
         """Save what others need of a value that is about to be overwritten."""
+
+
+class Cell(Protocol):
+    """Hold one number."""
+
+    value: int
 
 
 class Opaque(Exception):
@@ -97,6 +104,7 @@ class Recorder:
         self.listener = listener
         self.device_type = device_type
         self.index = 0  # operators seen in this iteration
+        self.position: Cell = ctypes.c_int64()  # the same, for those who look on
         self.serial = 0  # operators recorded since the start, never reset
         self.enabled = True  # switched off in forked children
         # frees all that can be freed, where a device has run out of memory
@@ -131,6 +139,7 @@ class Recorder:
         if not self.enabled or facts.views:
             return func(*args, **kwargs)
         self.index += 1
+        self.position.value = self.index
         if self.resting is not None and self.resting(self.index):
             return func(*args, **kwargs)
         op: Op | None = None

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Plan the arena behind torch's CPU allocator from what iterations were seen to do.
 
-A *cycle* runs from one boundary to the next. The blocks of a cycle come in the same
+A *cycle* runs from one boundary to the next, on one thread. Its blocks come in the same
 order every time, so a request is known by the operator that makes it and by its number
 within it. Two cycles with the same requests in the same operators have the same
 *signature*, whatever their sizes, and share a plan: each request's place has room for
@@ -38,7 +38,7 @@ PAGED_FROM = 65_536  # bytes; smaller blocks do not lie in the arena
 _NO_PLAN = (1 << 64) - 1
 _MOST_PLANS = 16
 _SLOTS = 2  # the longest life is two cycles
-_SERVED = 0.95  # of the requests must be in a plan for a cycle to count as its own
+_SERVED = 0.95  # of a plan's places must be asked for, or it was another cycle
 _CROWDED = 0.05  # of the requests find their place taken: something lies in the way
 _PATIENCE = 3  # crowded cycles in a row until the zone is moved
 _GOOD = 1.002  # times the lower bound: a placement that is looked at no longer
@@ -109,10 +109,14 @@ class Arena:
         self._library.lowtide_arena_debug(on)
 
     def begin(self, plan: int | None) -> None:
-        """Begin a cycle, by a plan or without."""
+        """Begin a cycle of this thread, by a plan or without."""
         self._library.lowtide_plan_begin(
             _NO_PLAN if plan is None else plan, ctypes.byref(Figures())
         )
+
+    def end(self) -> None:
+        """End the last cycle; nothing is planned, and no thread is special any more."""
+        self._library.lowtide_plan_end()
 
     def move_zone(self) -> None:
         """Let plans begin at other addresses from now on."""
@@ -216,9 +220,15 @@ class Plan:
 
 
 class Pool:
-    """Learns what cycles do, and has the arena follow plans made from it."""
+    """Learns what cycles do, and has the arena follow plans made from it.
 
-    def __init__(self, counter: NativeCounter) -> None:
+    Arguments:
+        limit: what is live and kept together stays within it where live blocks do.
+    """
+
+    def __init__(self, counter: NativeCounter, *, limit: Bytes | None = None) -> None:
+        self.counter = counter
+        counter.keep(limit)
         self.arena = Arena(counter)
         self.plans: dict[Signature, Plan] = {}
         self.current: Plan | None = None
@@ -239,13 +249,15 @@ class Pool:
         self._clear_the_way(past)
         self._learn(signature)
         self.current = self._foresee(signature)
+        self.counter.op.value = 0
         self.arena.begin(None if self.current is None else self.current.next_table())
 
     def close(self) -> None:
-        """Follow no plan any more."""
+        """Follow no plan any more, and set no limit."""
+        self.counter.keep(None)
         self._end_log()
         self.current = None
-        self.arena.begin(None)
+        self.arena.end()
 
     @property
     def height_bytes(self) -> Bytes:
@@ -255,14 +267,17 @@ class Pool:
     # -- which plan -------------------------------------------------------------
 
     def _recognize(self, past: Figures) -> Signature:
-        """Say which cycle has ended: the one planned, if it was nearly that."""
-        plan = self.current
-        if plan is not None and past.requests:
-            planned = past.hits + past.overflows + past.busy
-            expected = len(plan.cycle.pages)
-            if planned >= _SERVED * max(past.requests, expected):
-                return plan.signature
-        return past.requests, past.signature
+        """Say which cycle has ended: the one planned, if it was nearly that.
+
+        More may have followed behind it, such as an evaluation.
+        """
+        signature, plan = (past.requests, past.signature), self.current
+        if plan is None or signature in self.plans:
+            return signature
+        planned = past.hits + past.overflows + past.busy
+        expected = np.count_nonzero(plan.cycle.pages)
+        served = planned >= _SERVED * expected and planned >= past.strays
+        return plan.signature if served else signature
 
     def _foresee(self, signature: Signature) -> Plan | None:
         """Choose the plan for the cycle that begins."""
@@ -273,9 +288,9 @@ class Pool:
         self._history = (*self._history, signature)[-3:]
         for n in range(len(self._history), 0, -1):
             following = self._followers.get(self._history[-n:])
-            if following is not None:
-                return self.plans.get(following)
-        return self.plans.get(signature)
+            if following in self.plans:
+                return self.plans[following]
+        return self.plans.get(signature, self.current)
 
     def _clear_the_way(self, past: Figures) -> None:
         """Move the zone of plans once something stays in their way."""

@@ -20,6 +20,8 @@ from lowtide.errors import LowtideError
 from lowtide.recorder.dispatch import Recorder
 from lowtide.recorder.values import StorageTable, Value
 from lowtide.runtime.account import Account
+from lowtide.runtime.allocator import NativeCounter
+from lowtide.runtime.arena import Pool
 from lowtide.runtime.devices import (
     install_counter,
     resolve_budget,
@@ -57,6 +59,7 @@ def budget(
     policy: str = "auto",
     verify: bool = False,
     spill_dir: str | os.PathLike[str] | None = None,
+    pool: bool = True,
 ) -> Session:
     """Keep what runs inside within a budget of memory, results unchanged.
 
@@ -77,6 +80,9 @@ def budget(
         verify: check, in the first two iterations, that every tensor that left comes
             back with the same bits.
         spill_dir: where the spill file goes.
+        pool: plan where memory goes from what iterations do, so that none of it is
+            given back and taken again, and what the system sees stays within the
+            budget as well. On the CPU, where lowtide's allocator is in use.
 
     Returns a context manager; `b.step()` marks an iteration by hand (rarely needed),
     `b.report()` gives the Timeline.
@@ -95,6 +101,7 @@ def budget(
         policy=policy,
         verify=verify,
         spill_dir=spill_dir,
+        pool=pool,
     )
 
 
@@ -120,6 +127,7 @@ class Session:
         policy: str = "auto",
         verify: bool = False,
         spill_dir: str | os.PathLike[str] | None = None,
+        pool: bool = True,
         force: bool = False,
         seed: int = 0,
         measure_floor: bool = False,
@@ -142,6 +150,7 @@ class Session:
         self._given_lane = lane
         self.rules = RULES[policy]
         self.verify = verify
+        self.pooled = pool
         self.forced = force
         self.seed = seed
         self.measure_floor = measure_floor
@@ -196,6 +205,10 @@ class Session:
         self.ledger.short = self.steward.short
         self.recorder = Recorder(self.table, self.steward, self.device_type)
         self.recorder.starved = self.steward.starved
+        self.pool: Pool | None = None
+        if self.pooled and isinstance(self.counter, NativeCounter):
+            self.pool = Pool(self.counter, limit=self.budget)
+            self.recorder.position = self.counter.op
         self.hooks = Hooks(self)
         self.rest = Rest(self)
         self.between = True  # no saved tensor yet in this iteration
@@ -237,6 +250,8 @@ class Session:
             return  # a forked child: nothing here is its own
         self._summary = self.account.timeline()
         self._settle(failed=kind is not None)
+        if self.pool is not None:
+            self.pool.close()
         self.counter.trim()
         if kind is None:
             self.steward.give_up(ended=True)
@@ -346,6 +361,8 @@ class Session:
     def _begin_iteration(self) -> None:
         self.between = False
         self.recorder.index = 0
+        if self.pool is not None:
+            self.pool.boundary()
         self.steward.recover()
         live = self.counter.live.value
         self.account.static = live

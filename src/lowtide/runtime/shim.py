@@ -46,6 +46,7 @@ _SIGNATURES: dict[str, tuple[type | None, ...]] = {
     "log_copy": (_NUMBER, _NUMBER, _POINTER, _NUMBER),
     "plan_set": (None, _COUNT, _POINTER, _COUNT, _POINTER, _POINTER, _COUNT),
     "plan_begin": (None, _COUNT, _POINTER),
+    "plan_end": (None,),
     "plan_asked": (None, _COUNT, _POINTER, _COUNT),
     "plan_move": (None,),
     "arena": (None, _POINTER),
