@@ -107,11 +107,13 @@ class SpillError(LowtideError):
         self.limit = limit
         place = "" if filename is None else f" in {filename}"
         reason = "" if self.strerror is None else f": {self.strerror}"
-        cure = "Free space there or name" if errno in _NO_ROOM else "Name"
-        cure += (
-            " another directory on a local disk with spill_dir=, --spill-dir or "
-            "LOWTIDE_SPILL_DIR."
-        )
+        cure = ""
+        if limit != "host":
+            cure = "Free space there or name" if errno in _NO_ROOM else "Name"
+            cure += (
+                " another directory on a local disk with spill_dir=, --spill-dir or "
+                "LOWTIDE_SPILL_DIR."
+            )
         if asked_bytes is not None:
             per = " a step" if limit == "disk_writes" else ""
             reason = (
@@ -119,7 +121,7 @@ class SpillError(LowtideError):
                 f"the {_both(allowed_bytes)} allowed{per} are in use"
             )
             cure = f"Allow more with {limit}=, or give a larger budget."
-        super().__init__(f"{action} failed{place}{reason}. {cure}")
+        super().__init__(f"{action} failed{place}{reason}. {cure}".rstrip())
 
     def __reduce__(self) -> tuple[object, ...]:
         sizes = ("asked_bytes", "used_bytes", "allowed_bytes")

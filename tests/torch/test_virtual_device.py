@@ -8,7 +8,6 @@ LOWTIDE_SCHEDULES_FROM starts elsewhere, so that the many can be tried in pieces
 """
 
 import gc
-import logging
 import os
 import random
 from collections.abc import Iterator
@@ -113,6 +112,7 @@ def run(number: int, part: float, policy: str, lane: Any) -> list[Any]:
     _, growth = plainly(number)
     net = build(number)
     gc.collect()
+    gc.freeze()  # spares the collector, and the session, a look at all that was before
     budget = allocator.install().live.value + int(part * growth)
     session = Session(budget, policy=policy, lane=lane)
     found: list[Any] = []
@@ -122,16 +122,10 @@ def run(number: int, part: float, policy: str, lane: Any) -> list[Any]:
 
 
 @pytest.fixture(autouse=True, scope="module")
-def quick_collector() -> Iterator[None]:
-    """Spare the collector, and each session's look at all tensors, what was before."""
-    logging.getLogger("lowtide").setLevel(logging.ERROR)
-    for number in range(PROGRAMS):
-        plainly(number)
-    gc.collect()
-    gc.freeze()
+def afterwards() -> Iterator[None]:
+    """Thaw what the runs have frozen."""
     yield
     gc.unfreeze()
-    logging.getLogger("lowtide").setLevel(logging.NOTSET)
 
 
 def compare(number: int, found: list[Any], part: float, weather: Weather) -> None:
