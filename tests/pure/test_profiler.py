@@ -85,12 +85,16 @@ def only(*events: Any) -> str:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("", "is no whole JSON"),
+        ("", "has no list 'traceEvents'"),
         ('{"traceEvents": [', "is no whole JSON"),
         (b"\xff\xfe\xff", "is no whole JSON"),
         ("[" * 100_000, "nested too deeply"),
         ("3", "has no list 'traceEvents'"),
         ("{}", "has no list 'traceEvents'"),
+        ('{"a": 1} 2', "has no list 'traceEvents'"),
+        ('{"traceEvents": [1, 2]', "'}' is missing at character 22"),
+        ('{"traceEvents": [1, 2]} x', "something follows its end"),
+        ('{"traceEvents": [1 2]}', "']' is missing at character 19"),
         (only(), "has no memory events: record it with"),
         (only(operator("x", 1, 2, 3)), "has no memory events"),
         (only(memory(1.0, 5, 5, 1), {"name": "[memory]", "args": 5}), "no object"),

@@ -179,6 +179,7 @@ def test_every_other_operation_is_refused() -> None:
         (b"\x80\x04X\x01\x00\x00\x00\xff.", "is damaged"),
         (b"\x80\x63}.", "is damaged"),
         (b"\x80\x04N.", "it is no dictionary"),
+        (b"\x80\x04" + b"}" * 20_000 + b".", "little but empty containers"),
         (b"\x80\x04}.", "there is no list 'segments'"),
     ],
 )

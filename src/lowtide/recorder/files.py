@@ -21,6 +21,7 @@ from lowtide.recorder.snapshot import parse_snapshot
 from lowtide.units import format_bytes
 
 MOST_FILE_BYTES = 1 << 30
+_MOST_PICKLE_BYTES = 1 << 29  # its objects take more memory than those of others
 
 _GZIP, _PICKLE = b"\x1f\x8b", b"\x80"
 _KNOWN = (
@@ -56,6 +57,7 @@ def parse_history(data: bytes, *, device: str | None = None) -> History:
     """Read what such a file holds, once it is in memory and unpacked."""
     start = data[:4096].lstrip()
     if data.startswith(_PICKLE):
+        _refuse_larger(len(data), _MOST_PICKLE_BYTES)
         return parse_snapshot(data, device=_ordinal(device))
     if start.startswith((b"{", b"[")):
         if b'"INSTRUCTION"' in start.split(b"\n", 1)[0]:

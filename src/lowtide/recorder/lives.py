@@ -8,7 +8,7 @@ something still lies means that a release is missing from the file.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from lowtide.history import BLOCKS, OPERATIONS, USES, History
 MOST_BYTES = 1 << 50  # of one block; more is no memory but a damaged file
 MOST_TOTAL = 1 << 60
 _LABEL_LENGTH = 100
+_LISTED = 6
 
 
 class Lives:
@@ -135,6 +136,13 @@ def printable(text: str) -> str:
         if cut.isprintable()
         else "".join(c if c.isprintable() else "?" for c in cut)
     )
+
+
+def few(names: Iterable[object]) -> str:
+    """List names in order, the first ones of many."""
+    texts = sorted(map(str, names))
+    more = f" and {len(texts) - _LISTED} more" if len(texts) > _LISTED else ""
+    return printable(", ".join(texts[:_LISTED])) + more
 
 
 def whole(value: object, what: str, *, low: int = 0, high: int = 1 << 63) -> int:

@@ -131,6 +131,7 @@ class _Dtr:
         self._constants: set[str] = set()
         self._unknown: set[str] = set()
         self._instructions = 0
+        self._started = False
 
     def perform(self, instruction: Any) -> None:
         """Follow one line of the log."""
@@ -200,8 +201,9 @@ class _Dtr:
             self._release(name)
 
     def annotate(self, line: dict[str, Any]) -> None:
-        if "START" not in [v for v in line.values() if isinstance(v, str)]:
+        if self._started or "START" not in [str(value) for value in line.values()]:
             return
+        self._started = True
         self._lives, self._op = Lives(), -1
         for storage in self._references:
             self._lives.add_existing(storage, self._sizes[storage])

@@ -15,11 +15,13 @@ from __future__ import annotations
 
 import json
 import math
+import re
+from collections.abc import Generator, Iterator
 from typing import Any
 
 from lowtide.errors import FileError
 from lowtide.history import History
-from lowtide.recorder.lives import Lives, printable, whole
+from lowtide.recorder.lives import Lives, few, printable, whole
 
 SOURCE = "profiler trace"
 
@@ -41,32 +43,45 @@ def parse_profile(text: str | bytes, *, device: str | None = None) -> History:
         FileError: it is no such trace, was recorded without memory, or is damaged.
     """
     try:
-        trace = json.loads(text)
+        reader = _Reader(_each_event(text if isinstance(text, str) else text.decode()))
     except RecursionError:
         raise FileError("is no profiler trace: it is nested too deeply") from None
     except ValueError as error:
+        if isinstance(error, FileError):
+            raise
         raise FileError(f"is no whole JSON: {printable(str(error))}") from None
-    events = trace.get("traceEvents") if isinstance(trace, dict) else trace
-    if not isinstance(events, list):
-        raise FileError("is no profiler trace: it has no list 'traceEvents'")
-    return _Reader([e for e in events if isinstance(e, dict)]).read(device)
+    return reader.read(device)
 
 
 class _Reader:
-    def __init__(self, events: list[dict[str, Any]]) -> None:
-        self.memory = [_Change(e) for e in events if e.get("name") == "[memory]"]
+    def __init__(self, events: Iterator[dict[str, Any]]) -> None:
+        self.memory: list[_Change] = []
+        self.spans: dict[Thread, list[_Span]] = {}
+        self.kernels: dict[Any, float] = {}  # seconds, by the operator that started it
+        self.failures = self.steps = 0
+        for event in events:
+            self._take(event)
         if not self.memory:
             raise FileError(
                 "has no memory events: record it with profile(profile_memory=True)"
             )
         self.memory.sort(key=lambda change: (change.at, change.number))
-        self.spans = _spans_in(events)
-        self.kernels = _kernel_seconds(events)
-        self.failures = sum(e.get("name") == "[OutOfMemory]" for e in events)
-        self.steps = sum(
-            str(e.get("name")).startswith("Optimizer.step") and e.get("ph") == "X"
-            for e in events
-        )
+        _nest(self.spans)
+
+    def _take(self, event: dict[str, Any]) -> None:
+        name, category = event.get("name"), event.get("cat")
+        if name == "[memory]":
+            self.memory.append(_Change(event))
+        elif category == "cpu_op" and event.get("ph") == "X":
+            self.spans.setdefault(_thread(event), []).append(_Span(event))
+        elif category == "kernel":
+            key = _key(_args(event).get("External id"))
+            duration = max(0.0, _microseconds(event, "dur")) / 1e6
+            self.kernels[key] = self.kernels.get(key, 0.0) + duration
+        elif name == "[OutOfMemory]":
+            self.failures += 1
+        elif event.get("ph") == "X" and str(name).startswith("Optimizer.step"):
+            self.steps += 1
 
     def read(self, wanted: str | None) -> History:
         taken: dict[str, int] = {}
@@ -76,7 +91,7 @@ class _Reader:
         if device is None:
             device = max(taken, key=lambda name: (name != "cpu", taken[name]))
         if device not in taken:
-            known = ", ".join(sorted(taken))
+            known = few(taken)
             raise FileError(f"holds no memory of device {device}; there is: {known}")
         changes = [change for change in self.memory if change.device == device]
         lives = Lives()
@@ -100,9 +115,9 @@ class _Reader:
 
     def _notes(self, taken: dict[str, int], device: str) -> tuple[str, ...]:
         notes = []
-        others = sorted(taken.keys() - {device})
+        others = taken.keys() - {device}
         if others:
-            notes.append(f"other devices in this file: {', '.join(others)}")
+            notes.append(f"other devices in this file: {few(others)}")
         if self.failures:
             notes.append(f"the device ran out of memory {self.failures} times")
         return tuple(notes)
@@ -199,12 +214,8 @@ def _seconds_of(
     return seconds
 
 
-def _spans_in(events: list[dict[str, Any]]) -> dict[Thread, list[_Span]]:
+def _nest(spans: dict[Thread, list[_Span]]) -> None:
     """Sort the operators of each thread, and find the outermost one around each."""
-    spans: dict[Thread, list[_Span]] = {}
-    for event in events:
-        if event.get("cat") == "cpu_op" and event.get("ph") == "X":
-            spans.setdefault(_thread(event), []).append(_Span(event))
     for row in spans.values():
         row.sort(key=lambda span: (span.start, -span.stop))
         stack: list[_Span] = []
@@ -213,18 +224,74 @@ def _spans_in(events: list[dict[str, Any]]) -> dict[Thread, list[_Span]]:
                 stack.pop()
             span.outer = stack[0] if stack else None
             stack.append(span)
-    return spans
 
 
-def _kernel_seconds(events: list[dict[str, Any]]) -> dict[Any, float]:
-    """Add up the time of kernels for each operator that started some."""
-    seconds: dict[Any, float] = {}
-    for event in events:
-        if event.get("cat") == "kernel":
-            key = _key(_args(event).get("External id"))
-            duration = max(0.0, _microseconds(event, "dur")) / 1e6
-            seconds[key] = seconds.get(key, 0.0) + duration
-    return seconds
+_SPACE = re.compile(r"[ \t\n\r]*")
+_DECODE = json.JSONDecoder().raw_decode
+
+
+def _each_event(text: str) -> Iterator[dict[str, Any]]:
+    """Give the events one by one: all of them as objects would fill the memory.
+
+    Raises:
+        ValueError: it is no JSON, or ends before its end.
+    """
+    at = _skip(text, 0)
+    if text[at : at + 1] == "[":
+        at = yield from _each_element(text, at)
+    else:
+        at = yield from _each_field(text, at)
+    if _skip(text, at) < len(text):
+        raise ValueError(f"something follows its end at character {at}")
+
+
+def _each_field(text: str, at: int) -> Generator[dict[str, Any], None, int]:
+    """Walk through an object, and give the elements of its list `traceEvents`."""
+    found = False
+    sign = text[at : at + 1]
+    while sign in ("{", ","):
+        at = _skip(text, at + 1)
+        if text[at : at + 1] == "}":
+            break
+        name, at = _DECODE(text, at)
+        at = _expect(text, at, ":")
+        if name == "traceEvents" and text[at : at + 1] == "[":
+            found = True
+            at = yield from _each_element(text, at)
+        else:
+            _, at = _DECODE(text, at)
+        at = _skip(text, at)
+        sign = text[at : at + 1]
+    if not found:
+        raise FileError("is no profiler trace: it has no list 'traceEvents'")
+    return _expect(text, at, "}")
+
+
+def _each_element(text: str, at: int) -> Generator[dict[str, Any], None, int]:
+    at = _skip(text, at + 1)
+    if text[at : at + 1] == "]":
+        return at + 1
+    while True:
+        value, at = _DECODE(text, at)
+        if isinstance(value, dict):
+            yield value
+        at = _skip(text, at)
+        if text[at : at + 1] != ",":
+            return _expect(text, at, "]")
+        at = _skip(text, at + 1)
+
+
+def _skip(text: str, at: int) -> int:
+    match = _SPACE.match(text, at)
+    return at if match is None else match.end()
+
+
+def _expect(text: str, at: int, sign: str) -> int:
+    """Return where what follows a sign begins, which has to stand here."""
+    at = _skip(text, at)
+    if text[at : at + 1] != sign:
+        raise ValueError(f"{sign!r} is missing at character {at}")
+    return _skip(text, at + 1)
 
 
 def _args(event: dict[str, Any]) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 
 from lowtide.errors import FileError
 from lowtide.history import History
-from lowtide.recorder.lives import Lives, printable, whole
+from lowtide.recorder.lives import Lives, few, printable, whole
 
 SOURCE = "CUDA memory snapshot"
 
@@ -76,11 +76,11 @@ class _Reader:
         if device is None:
             device = max(reserved, key=lambda k: (reserved[k], -k), default=0)
         elif device not in reserved:
-            known = ", ".join(map(str, sorted(reserved))) or "none"
+            known = few(reserved) or "none"
             raise FileError(f"holds nothing of device {device}; there is: {known}")
-        others = sorted(reserved.keys() - {device})
+        others = reserved.keys() - {device}
         if others:
-            notes.append(f"other devices in this file: {', '.join(map(str, others))}")
+            notes.append(f"other devices in this file: {few(others)}")
         seconds, peak = self._replay(device, reserved[device] if reserved else 0, notes)
         self._add_blocks_at_end(device)
         return self.lives.history(
@@ -261,6 +261,7 @@ _RUN = re.compile(
     rb"(?:%s%s\x86|%s|%s){0,4096}" % (_NUMBER, _NUMBER, _NUMBER, _OTHER), re.DOTALL
 )
 _SIZED = {0x8C: 1, 0x58: 4, 0x8D: 8}  # texts, with the bytes of their length
+_SMALL = 10_000
 _FRAME, _STOP, _PUT = 0x95, 0x2E, 0x72
 _FIRST_BYTES = frozenset(b"KMJ\x8ahq\x80jG")  # of operations with more bytes
 
@@ -273,6 +274,10 @@ def _scan(data: bytes) -> None:
     """
     if data[:1] != b"\x80":
         raise FileError("is no memory snapshot: it does not begin as a pickle")
+    # Bytes of numbers and texts count too, but in true files both together are few.
+    containers = data.count(b"}") + data.count(b"]")
+    if containers > _SMALL + len(data) // 8:
+        raise FileError("is no memory snapshot: it is little but empty containers")
     at, end = 0, len(data)
     while True:
         match = _RUN.match(data, at)
