@@ -6,6 +6,7 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
 
 #include <atomic>
 #include <chrono>
@@ -16,10 +17,12 @@
 #include <vector>
 
 #include "effort.h"
+#include "frontier.h"
 #include "greedy.h"
 #include "lowtide.h"
 #include "placement.h"
 #include "sweep.h"
+#include "timeline.h"
 
 namespace nb = nanobind;
 
@@ -136,6 +139,83 @@ std::tuple<Out<Bytes>, Bytes, std::int64_t, bool> Search(
           limits.spent(), found.aborted};
 }
 
+template <typename T>
+using Row = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+template <typename T>
+using Table = nb::ndarray<const T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+
+template <typename T>
+std::vector<T> ToVector(const Row<T>& row) {
+  return {row.data(), row.data() + row.size()};
+}
+
+Simulator MakeSimulator(const Row<double>& seconds, const In& plain,
+                        const In& bytes, const Row<int>& start,
+                        const Row<int>& stop, const Row<double>& replay,
+                        const Row<std::int8_t>& ways, double write, double read,
+                        double tax, const Row<int>& first_parent,
+                        const Row<int>& parents, int longest_chain) {
+  const std::size_t m = bytes.size();
+  if (start.size() != m || stop.size() != m || replay.size() != m ||
+      ways.size() != m) {
+    throw std::invalid_argument("the columns of the values differ in length");
+  }
+  Iteration it{.seconds = ToVector(seconds),
+               .plain = {plain.data(), plain.data() + plain.size()},
+               .values = {},
+               .write = write,
+               .read = read,
+               .tax = tax,
+               .first_parent = ToVector(first_parent),
+               .parents = ToVector(parents),
+               .longest_chain = longest_chain};
+  it.values.reserve(m);
+  for (std::size_t i = 0; i < m; ++i) {
+    it.values.push_back({bytes.data()[i], start.data()[i], stop.data()[i],
+                         replay.data()[i], (ways.data()[i] & 1) != 0,
+                         (ways.data()[i] & 2) != 0});
+  }
+  return Simulator(std::move(it));
+}
+
+nb::tuple AsTuple(const Outcome& o) {
+  return nb::make_tuple(o.excess, o.chained, o.peak, o.moved, o.seconds,
+                        o.waited, o.replayed, o.taxed);
+}
+
+std::vector<nb::tuple> RunEach(Simulator& simulator,
+                               const Table<std::int8_t>& plans, Bytes level) {
+  const std::size_t m = plans.shape(1);
+  if (m != static_cast<std::size_t>(simulator.values()))
+    throw std::invalid_argument("a plan has one code a value");
+  std::vector<Outcome> outcomes(plans.shape(0));
+  {
+    nb::gil_scoped_release release;
+    for (std::size_t p = 0; p < outcomes.size(); ++p)
+      outcomes[p] = simulator.Run({plans.data() + p * m, m}, level);
+  }
+  std::vector<nb::tuple> rows;
+  for (const Outcome& outcome : outcomes) rows.push_back(AsTuple(outcome));
+  return rows;
+}
+
+// Plans one after another, in one row; then how many there are.
+std::pair<Out<std::int8_t>, std::size_t> Frontier(Simulator& simulator,
+                                                  const In& levels,
+                                                  std::int64_t effort) {
+  const std::vector<Bytes> steps(levels.data(), levels.data() + levels.size());
+  std::vector<std::int8_t> row;
+  std::size_t count = 0;
+  {
+    nb::gil_scoped_release release;
+    for (const auto& codes : FindFrontier(simulator, steps, effort)) {
+      row.insert(row.end(), codes.begin(), codes.end());
+      ++count;
+    }
+  }
+  return {ToArray(std::move(row)), count};
+}
+
 }  // namespace
 }  // namespace lowtide
 
@@ -160,4 +240,29 @@ NB_MODULE(_core, m) {
         nb::arg("seed") = 0, nb::arg("nodes") = 1 << 20,
         nb::arg("seconds") = nb::none(), nb::arg("cancel") = nb::none(),
         "Search offsets: (offsets, lower bound, nodes spent, aborted).");
+  nb::class_<lowtide::Simulator>(m, "Simulator",
+                                 "One iteration on a simulated timeline.")
+      .def("run", &lowtide::RunEach, nb::arg("plans"), nb::arg("level"),
+           "Give (excess, chained, peak, moved, seconds, waited, replayed, "
+           "taxed) of each row of codes.")
+      .def("frontier", &lowtide::Frontier, nb::arg("levels"), nb::arg("effort"),
+           "Find the fastest plan for each level: (their codes, how many).")
+      .def("begins", [](const lowtide::Simulator& self) {
+             return lowtide::ToArray(self.begins());
+           },
+           "Of the latest run: the operators before which reads begin, or -1.")
+      .def("ends", [](const lowtide::Simulator& self) {
+             return lowtide::ToArray(self.ends());
+           },
+           "Of the latest run: the operators at which values are back.")
+      .def("floor", [](const lowtide::Simulator& self) {
+             return lowtide::ToArray(self.floor());
+           },
+           "The least load that each operator can be brought to.");
+  m.def("simulator", &lowtide::MakeSimulator, nb::arg("seconds"),
+        nb::arg("plain"), nb::arg("sizes"), nb::arg("start"), nb::arg("stop"),
+        nb::arg("replay"), nb::arg("ways"), nb::arg("write"), nb::arg("read"),
+        nb::arg("tax"), nb::arg("first_parent"), nb::arg("parents"),
+        nb::arg("longest_chain"), "Lay an iteration out; bits of `ways`: may "
+        "be swapped (1), may be computed again (2).");
 }

@@ -37,3 +37,30 @@ def place(
     seconds: float | None = None,
     cancel: Cancel | None = None,
 ) -> tuple[NDArray[np.int64], int, int, bool]: ...
+
+class Simulator:
+    def run(
+        self, plans: NDArray[np.int8], level: int
+    ) -> list[tuple[int, bool, int, int, float, float, float, float]]: ...
+    def frontier(
+        self, levels: NDArray[np.int64], effort: int
+    ) -> tuple[NDArray[np.int8], int]: ...
+    def begins(self) -> NDArray[np.int32]: ...
+    def ends(self) -> NDArray[np.int32]: ...
+    def floor(self) -> NDArray[np.int64]: ...
+
+def simulator(
+    seconds: NDArray[np.float64],
+    plain: NDArray[np.int64],
+    sizes: NDArray[np.int64],
+    start: NDArray[np.int32],
+    stop: NDArray[np.int32],
+    replay: NDArray[np.float64],
+    ways: NDArray[np.int8],
+    write: float,
+    read: float,
+    tax: float,
+    first_parent: NDArray[np.int32],
+    parents: NDArray[np.int32],
+    longest_chain: int,
+) -> Simulator: ...

@@ -1,0 +1,320 @@
+# SPDX-License-Identifier: Apache-2.0
+"""AutoSwap, as published and as meant, and ours on the same cost model.
+
+*Published* (Zhang et al., arXiv 1903.06631): windows are chosen by score until the
+load would meet the limit if copies took no time; then one queue out (by start) and one
+back (by stop, from the end) are laid on the clock, and where the limit would be broken
+on the way, the program stalls. With `slips`, what the code behind the published figures
+does is repeated: copies back take no time, and an exceeded limit is looked for in the
+wrong cell.
+
+*Ours*: windows are chosen until the load meets the limit with the copies on the clock
+and nothing stalled, always among those over the highest moment left: by absence, area,
+start, stop or size, whichever gets lowest; then one window at a time is taken or left
+while that helps. Cost: some hundred schedules of O(windows + events) each.
+
+    load |    _____
+         | __/     \\__ limit        out  |==a==|==b==|
+         |/           \\             in             |==b==|==a==|
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lowtide.planner.candidates import (
+    CopyCost,
+    Floats,
+    Recording,
+    Windows,
+    peak_windows,
+    rank,
+    steady_windows,
+)
+
+Chosen = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Swapping:
+    """Windows in which variables are absent, and what that leads to."""
+
+    windows: Windows
+    stall_seconds: float  # per iteration
+    peak_bytes: int  # of the scheduled load
+
+
+def autoswap(
+    recording: Recording,
+    score: str,
+    limit_bytes: int,
+    *,
+    costs: CopyCost | None = None,
+    slips: bool = False,
+) -> Swapping:
+    """Plan as AutoSwap does, "stick to limit": stall where the limit demands it."""
+    costs = costs or CopyCost()
+    windows = peak_windows(recording, any_access=slips)
+    order = rank(
+        score, recording, windows, costs, limit_bytes=limit_bytes, as_published=slips
+    )
+    chosen = select(recording, windows[order], limit_bytes)
+    clock = _Clock(recording, costs, limit_bytes, slips)
+    stall = clock.out(chosen) + clock.back()
+    return Swapping(chosen, stall, clock.peak_bytes)
+
+
+def select(recording: Recording, ordered: Windows, limit_bytes: int) -> Windows:
+    """Take windows in order until the load, with instant copies, meets the limit."""
+    load, period = recording.load.copy(), recording.period
+    for taken, window in enumerate(ordered, 1):
+        load[window["start"] + period : window["stop"] + period] -= window["bytes"]
+        if load[period : 2 * period].max() <= limit_bytes:
+            return ordered[:taken]
+    return ordered
+
+
+class _Clock:
+    """The published schedule: positions of events at which copies end and begin."""
+
+    def __init__(
+        self, recording: Recording, costs: CopyCost, limit_bytes: int, slips: bool
+    ) -> None:
+        self.times = recording.events["seconds"]
+        self.load = recording.load.copy()
+        self.period = recording.period
+        self.costs = costs
+        self.limit = limit_bytes
+        self.slips = slips
+        self.gone: list[tuple[int, int, int, int]] = []  # start, stop, bytes, done
+
+    @property
+    def peak_bytes(self) -> int:
+        return int(self.load[self.period : 2 * self.period].max())
+
+    def out(self, chosen: Windows) -> float:
+        """Lay the copies out on the clock, first start first; returns the stalls."""
+        stall, free = 0.0, -self.period
+        for window in chosen[np.argsort(chosen["start"], kind="stable")]:
+            start, stop, size = _fields(window)
+            begin = max(start, free)
+            ends = self._time(begin) + float(self.costs.out(size))
+            done = int(np.searchsorted(self.times, ends)) - self.period
+            done = min(done, stop - 1 if self.slips else stop)
+            self._add(done, stop, -size)
+            first, _ = self._breach(0, self.period)
+            if 0 <= first <= done:
+                # the breached moment waits for the copy
+                self._add(first - 1, done + (1 if self.slips else 0), -size)
+                done = first - 1
+            if done < stop:
+                stall += max(0.0, ends - self._time(done))
+            free = done
+            self.gone.append((start, stop, size, done))
+        return stall
+
+    def back(self) -> float:
+        """Lay the copies back on the clock, last stop first; returns the stalls."""
+        stall, bound = 0.0, 2 * self.period - 1
+        for start, stop, size, done in sorted(self.gone, key=lambda gone: -gone[1]):
+            need = min(stop, bound)
+            begins = self._time(need) - float(self.costs.back(size))
+            if self.slips:  # compares with the iteration before: it never moves
+                need = max(need, start)
+            else:
+                need = int(np.searchsorted(self.times, begins, "right")) - 1
+                need = max(need - self.period, min(done, stop))
+            self._add(need, stop, size)
+            _, last = self._breach(need, stop)
+            if last >= need:
+                self._add(need, last + 1, -size)
+                stall += self._time(last) - begins
+                if not self.slips:  # they forget that it moved
+                    need = last + 1
+            elif not self.slips:
+                stall += max(0.0, self._time(need) - begins)
+            bound = need
+        return stall
+
+    def _time(self, event: int) -> float:
+        return float(self.times[event + self.period])
+
+    def _add(self, start: int, stop: int, size: int) -> None:
+        self.load[start + self.period : stop + self.period] += size
+
+    def _breach(self, start: int, stop: int) -> tuple[int, int]:
+        """Find the first and the last event of a range above the limit; -1: none."""
+        if self.slips:
+            return self._slipped_breach()
+        low = max(start, 0)
+        middle = self.load[low + self.period : min(stop, self.period) + self.period]
+        above = np.flatnonzero(middle > self.limit)
+        return (low + int(above[0]), low + int(above[-1])) if len(above) else (-1, -1)
+
+    def _slipped_breach(self) -> tuple[int, int]:
+        """Look through the whole iteration and one event more, as their code does.
+
+        A breach at the first event passes for none, and so does a single one for the
+        last; otherwise the last is given one too early.
+        """
+        above = np.flatnonzero(
+            self.load[self.period : 2 * self.period + 1] > self.limit
+        )
+        if len(above) == 0:
+            return -1, -1
+        first, last = int(above[0]), int(above[-1])
+        if first == self.period:
+            return -1, last - 1
+        return (first if first > 0 else -1), (last - 1 if last > first else -1)
+
+
+def _fields(window: np.void) -> tuple[int, int, int]:
+    return int(window["start"]), int(window["stop"]), int(window["bytes"])
+
+
+def without_stall(
+    recording: Recording,
+    limit_bytes: int,
+    *,
+    steady: bool = True,
+    costs: CopyCost | None = None,
+) -> Swapping:
+    """Choose windows until the load meets a limit with nothing stalled (ours).
+
+    `steady`: any window, also over the end of the iteration; else only those over the
+    peak, one a variable, as the paper has it. The limit counts as missed when
+    `peak_bytes` is above it.
+    """
+    costs = costs or CopyCost()
+    windows = (
+        steady_windows(recording, costs)
+        if steady
+        else peak_windows(recording, any_access=False)
+    )
+    lanes = _Lanes(recording, costs, steady)
+    return lanes.choose(windows, limit_bytes)
+
+
+class _Lanes:
+    """Copies on two queues beside the iteration, which comes again and again."""
+
+    def __init__(self, recording: Recording, costs: CopyCost, steady: bool) -> None:
+        self.period = recording.period
+        self.times = recording.events["seconds"]
+        self.load = recording.load[self.period : 2 * self.period]
+        self.costs = costs
+        self.steady = steady
+        self.lasts = recording.seconds
+
+    def choose(self, windows: Windows, limit_bytes: int) -> Swapping:
+        """Choose windows until the load meets the limit, or as low as it gets."""
+        absent = np.subtract(*reversed(self._ends(windows)))
+        size = windows["bytes"].astype(np.float64)
+        start, stop = windows["start"], windows["stop"].astype(np.float64)
+        best = np.zeros(len(windows), np.bool_)
+        lowest = int(self.load.max())
+        for wish in (absent, absent * size, -start, stop, -size):
+            if lowest > limit_bytes:
+                peak, chosen = self._over_peaks(windows, wish, limit_bytes)
+                if peak < lowest:
+                    lowest, best = peak, chosen
+        lowest = self._exchange(windows, best, lowest, limit_bytes)
+        return Swapping(windows[best], 0.0, lowest)
+
+    def _over_peaks(
+        self, windows: Windows, wish: Floats, limit_bytes: int
+    ) -> tuple[int, Chosen]:
+        """Add windows over the highest moment left, the greatest wish first."""
+        chosen = np.zeros(len(windows), np.bool_)
+        useless = chosen.copy()
+        load = self.load
+        lowest, best = int(load.max()), chosen.copy()
+        while lowest > limit_bytes:
+            peak = int(load.argmax())
+            over = (windows["start"] <= peak) & (windows["stop"] > peak)
+            if self.steady:
+                over |= windows["stop"] > peak + self.period
+            over &= ~chosen & ~useless
+            if not over.any():
+                break
+            pick = int(np.where(over, wish, -np.inf).argmax())
+            chosen[pick] = True
+            trial = self.schedule(windows[chosen])
+            if trial is None:
+                chosen[pick] = False
+                useless[pick] = True
+                continue
+            load = trial
+            if int(load.max()) < lowest:
+                lowest, best = int(load.max()), chosen.copy()
+        return lowest, best
+
+    def _exchange(
+        self, windows: Windows, chosen: Chosen, lowest: int, limit_bytes: int
+    ) -> int:
+        """Take or leave one window more while the peak falls."""
+        fell = True
+        while fell and lowest > limit_bytes:
+            fell = False
+            for i in range(len(windows)):
+                chosen[i] ^= True
+                trial = self.schedule(windows[chosen])
+                if trial is not None and int(trial.max()) < lowest:
+                    lowest, fell = int(trial.max()), True
+                else:
+                    chosen[i] ^= True
+        return lowest
+
+    def schedule(self, windows: Windows) -> Floats | None:
+        """Lay out the copies; returns the load, None where something would stall."""
+        begin, end = self._ends(windows)
+        size = windows["bytes"]
+        gone = _queue(begin, self.costs.out(size), self.lasts if self.steady else 0.0)
+        back = -_queue(-end, self.costs.back(size), self.lasts if self.steady else 0.0)
+        if (back < gone).any():
+            return None
+        return self._load(gone, back, size)
+
+    def _ends(self, windows: Windows) -> tuple[Floats, Floats]:
+        return (
+            self.times[windows["start"] + self.period],
+            self.times[windows["stop"] + self.period],
+        )
+
+    def _load(self, gone: Floats, back: Floats, size: NDArray[np.int64]) -> Floats:
+        """Take the bytes away from the events that lie within each absence."""
+        times, period = self.times, self.period
+        first = np.searchsorted(times, gone) - period
+        last = np.searchsorted(times, back, "right") - 1 - period
+        change = np.zeros(3 * period + 1)
+        some = last > first
+        np.add.at(change, first[some] + period, -size[some])
+        np.add.at(change, last[some] + period, size[some])
+        change = np.cumsum(change[:-1])
+        load = self.load + change[period : 2 * period]
+        if self.steady:  # what the iterations before and after take away as well
+            load = load + change[:period] + change[2 * period :]
+        return np.asarray(load)
+
+
+def _queue(ready: Floats, lasts: Floats, round_seconds: float) -> Floats:
+    """Serve copies in the order in which they are ready; returns when each is done.
+
+    With a round, the queue comes again every so many seconds: what is still under way
+    at its end delays the next round, until that changes nothing.
+    """
+    order = np.argsort(ready, kind="stable")
+    done = np.zeros(len(ready))
+    carried = -np.inf
+    for _ in range(3):
+        free = carried
+        for i in order:
+            free = max(free, float(ready[i])) + float(lasts[i])
+            done[i] = free
+        if round_seconds == 0 or len(ready) == 0 or free - round_seconds <= carried:
+            break
+        carried = free - round_seconds
+    return done

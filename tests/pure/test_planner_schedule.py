@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The simulated timeline, worked out by hand; operators take a second each."""
+
+import numpy as np
+import pytest
+
+from lowtide.plan import KEEP, RECOMPUTE, SWAP
+from lowtide.planner.planner import Frontier
+from lowtide.planner.recompute import Lineage
+from lowtide.planner.schedule import Allowed, Outcome, Timetable
+from tests.pure.iterations import CLOSED, MIB, SLOW, Link, Value, trace_of
+
+FREE = Allowed(copy_tax=0.0)
+
+
+def run(
+    values: list[Value],
+    loads: list[int],
+    codes: list[int],
+    budget: int,
+    link: Link = SLOW,
+    lineage: Lineage | None = None,
+) -> Outcome:
+    trace = trace_of(values, [load * MIB for load in loads])
+    table = Timetable(trace, link, FREE, lineage)
+    (outcome,) = table.run(np.array(codes, np.int8), budget * MIB)
+    return outcome
+
+
+PEAK = [2, 2, 2, 2, 4, 2, 2, 2, 2, 2]  # a value of 2 is always there
+WIDE = [Value(2 * MIB, 0, 9, 0.5)]
+
+
+def test_a_copy_beside_the_operators_costs_no_time() -> None:
+    # out in [1, 3), back in [7, 9)
+    outcome = run(WIDE, PEAK, [SWAP], 2)
+    assert outcome.valid
+    assert outcome.exposed_seconds == 0
+    assert outcome.step_seconds == 10
+    assert outcome.peak_bytes == 2 * MIB
+
+
+def test_a_copy_still_costs_its_tax() -> None:
+    trace = trace_of(WIDE, [load * MIB for load in PEAK])
+    table = Timetable(trace, SLOW, Allowed(copy_tax=0.25))
+    (outcome,) = table.run(np.array([SWAP], np.int8), 2 * MIB)
+    assert outcome.copy_seconds == 1.0
+    assert outcome.step_seconds == 11.0
+
+
+def test_an_operator_waits_until_a_write_makes_room() -> None:
+    # written in [1, 5), needed away at operator 4, which begins at 4
+    values = [Value(4 * MIB, 0, 9)]
+    outcome = run(values, [4, 4, 4, 4, 6, 4, 4, 4, 4, 4], [SWAP], 4)
+    assert outcome.exposed_seconds == pytest.approx(1 + 0)  # back by 6 + 4 = 10 = use
+
+
+def test_an_operator_waits_for_its_read() -> None:
+    # room only after operator 7: read in [8, 10), used at 9
+    outcome = run(WIDE, [2, 2, 2, 2, 4, 4, 4, 4, 2, 2], [SWAP], 2)
+    assert outcome.exposed_seconds == 1
+
+
+def test_a_read_begins_in_mid_operator_when_a_write_makes_room() -> None:
+    # a goes in [1, 2.5), c in [4, 5.5); a is read back as soon as c has gone
+    values = [Value(3 * MIB, 0, 7), Value(3 * MIB, 3, -1)]
+    fast = Link(2.0 * MIB, 1.0 * MIB)
+    outcome = run(values, [3, 3, 5, 6, 6, 6, 6, 6, 3], [SWAP, SWAP], 3, fast)
+    # operator 2 (2 MiB beside a) begins at 2.5, c is saved at 4.5 and gone by 6
+    assert outcome.valid
+    assert outcome.step_seconds > 9
+
+
+def test_a_value_used_before_it_is_written_never_left() -> None:
+    values = [Value(8 * MIB, 0, 4)]
+    outcome = run(values, [8, 8, 8, 8, 8], [SWAP], 8)
+    assert outcome.exposed_seconds == 0
+    assert outcome.peak_bytes == 8 * MIB
+
+
+def test_a_replay_costs_its_seconds_and_no_waiting() -> None:
+    outcome = run(WIDE, PEAK, [RECOMPUTE], 2, CLOSED)
+    assert outcome.valid
+    assert outcome.replay_seconds == 0.5
+    assert outcome.step_seconds == 10.5
+    assert outcome.exposed_seconds == 0
+
+
+def test_a_value_never_used_again_is_dropped_for_nothing() -> None:
+    outcome = run([Value(2 * MIB, 0, -1, 5.0)], PEAK, [RECOMPUTE], 2, CLOSED)
+    assert outcome.step_seconds == 10
+
+
+def test_what_is_not_away_counts() -> None:
+    outcome = run(WIDE, PEAK, [KEEP], 3)
+    assert not outcome.valid
+    assert outcome.excess_bytes == MIB
+
+
+def test_a_parent_is_back_for_the_replay_of_its_child() -> None:
+    values = [Value(MIB, 0, 9, 1.0), Value(MIB, 1, 5, 1.0)]
+    lineage = Lineage.of([[], [0]])
+    loads = [1, 2, 2, 4, 2, 2, 2, 2, 2, 2]
+    outcome = run(values, loads, [RECOMPUTE] * 2, 2, CLOSED, lineage)
+    assert outcome.valid
+    assert outcome.replay_seconds == 2  # each once
+    # at operator 7 both are back: the parent does not leave a second time
+    loads[7] = 4
+    outcome = run(values, loads, [RECOMPUTE] * 2, 2, CLOSED, lineage)
+    assert outcome.excess_bytes == 0 + MIB
+    # without a child that needs it, it is away up to its own use
+    outcome = run(values, loads, [RECOMPUTE, KEEP], 3, CLOSED, lineage)
+    assert outcome.valid
+
+
+def test_a_chain_of_replays_is_bounded() -> None:
+    n = 12
+    values = [Value(MIB, i, 2 * n - i, 0.1) for i in range(n)]
+    lineage = Lineage.of([[i - 1] if i else [] for i in range(n)])
+    loads = [min(op + 1, 2 * n - op + 1, n) for op in range(2 * n + 1)]
+    outcome = run(values, loads, [RECOMPUTE] * n, n, CLOSED, lineage)
+    assert outcome.too_long
+    trace = trace_of(values, [load * MIB for load in loads])
+    plan = Frontier(trace, CLOSED, FREE, lineage=lineage).at((n - 4) * MIB)
+    assert plan.fits
+    assert 4 <= plan.codes.astype(bool).sum() < n
+
+
+def test_the_points_of_a_plan_say_when_a_value_is_back() -> None:
+    trace = trace_of(WIDE, [load * MIB for load in PEAK])
+    plan = Frontier(trace, SLOW, Allowed(recompute=False)).at(2 * MIB)
+    assert plan.codes.tolist() == [SWAP]
+    assert plan.until.tolist() == [9]
+    assert plan.reads.tolist() == [7]  # it takes two seconds
+
+
+def test_a_lineage_out_of_order_is_refused() -> None:
+    trace = trace_of([Value(MIB, 0, 4), Value(MIB, 1, 4)], [MIB] * 5)
+    with pytest.raises(ValueError, match="before what it is made from"):
+        Timetable(trace, SLOW, FREE, Lineage.of([[1], []]))
