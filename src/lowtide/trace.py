@@ -74,6 +74,7 @@ OPERATORS = np.dtype(
     [
         ("name", "i4"),  # index into Graph.names
         ("seconds", "f8"),
+        ("flops", "f8"),  # 0 where they are few or not known
         ("need", "i8"),  # bytes above the live bytes at its start, outputs included
         ("seeded", "?"),  # draws from a random generator
         ("replayable", "?"),  # may be run again

@@ -12,6 +12,7 @@ from lowtide.recorder.graph import record
 from lowtide.runtime import allocator
 from lowtide.scheduler.director import Lanes
 from lowtide.simulator.forecast import forecast, managed_versions
+from lowtide.simulator.networks import DEVICE, on_device
 from lowtide.simulator.simulator import simulate
 from lowtide.trace import Graph
 
@@ -60,6 +61,15 @@ def test_operators_are_there_in_order(graph: Graph) -> None:
     forward = rows_named(graph, "aten::convolution")[0]
     assert forward < rows_named(graph, "aten::convolution_backward")[0]
     assert (graph.operators["seconds"] > 0).all()
+
+
+def test_work_is_counted(graph: Graph) -> None:
+    (forward,) = rows_named(graph, "aten::convolution")
+    # 4 pictures of 16 x 16, 8 channels out of 3, 3 x 3 pixels each, two FLOP
+    assert graph.operators["flops"][forward] == 2 * 4 * 16 * 16 * 8 * 3 * 9
+    elsewhere = on_device(graph)
+    assert elsewhere.plain_peak_bytes == graph.plain_peak_bytes
+    assert (elsewhere.operators["seconds"] >= DEVICE.launch).all()
 
 
 def test_what_there_was_before_lasts(graph: Graph) -> None:
@@ -128,6 +138,12 @@ def test_a_recorded_iteration_can_be_simulated(graph: Graph) -> None:
         outcome = simulate(graph, policy, budget, Lanes(1e9, 1e9))
         assert outcome.counted_bytes == outcome.final_bytes
         assert outcome.fits, policy
+
+
+def test_repeated_recordings_give_the_least_seconds() -> None:
+    once, again = record(training()[1]), record(training()[1], repeat=3)
+    assert len(once.operators) == len(again.operators)
+    assert (again.operators["seconds"] > 0).all()
 
 
 def test_recording_inside_a_budget_is_refused() -> None:

@@ -122,13 +122,13 @@ class Recorder:
         self._exports.close()
         stop_observing()
 
-    def _exported(self, tensor: torch.Tensor) -> None:
+    def _exported(self, tensor: torch.Tensor, why: str) -> None:
         """Note that others, who write unseen, are about to share a tensor's bytes."""
         if not self.enabled or not is_plain(tensor, self.device_type):
             return
         value = self.table.lookup(tensor)
         if value is not None:
-            value.kept_because = value.kept_because or "shared with NumPy or by DLPack"
+            value.kept_because = value.kept_because or why
             with unseen(), torch.inference_mode(False), torch.no_grad():
                 value.expose()
             self.listener.before_write(value)

@@ -9,7 +9,7 @@ that its authors report.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -32,6 +32,18 @@ class Roofline:
 DEVICE = Roofline()
 
 
+def on_device(graph: Graph, device: Roofline = DEVICE) -> Graph:
+    """Give a recorded iteration the seconds that its operators would take elsewhere."""
+    moved = np.zeros(len(graph.operators))
+    for table in (graph.reads, graph.writes):
+        nbytes = graph.versions["bytes"][table["version"]]
+        np.add.at(moved, table["operator"], nbytes)
+    operators = graph.operators.copy()
+    busy = np.maximum(operators["flops"] / device.flops, moved / device.bandwidth)
+    operators["seconds"] = device.launch + busy
+    return replace(graph, operators=operators)
+
+
 @dataclass(slots=True)
 class _Forward:
     """One forward operator, as far as its backward needs to know it."""
@@ -50,7 +62,9 @@ class Tape:
 
     device: Roofline = DEVICE
     names: list[str] = field(default_factory=list)
-    operators: list[tuple[int, float, int, bool, bool]] = field(default_factory=list)
+    operators: list[tuple[int, float, float, int, bool, bool]] = field(
+        default_factory=list
+    )
     sizes: list[int] = field(default_factory=list)
     makers: list[int] = field(default_factory=list)
     reuses: list[int] = field(default_factory=list)
@@ -80,6 +94,7 @@ class Tape:
         inputs: list[int],
         nbytes: int,
         *,
+        flops: float = 0.0,
         workspace: int = 0,
         reuses: int = -1,
     ) -> int:
@@ -88,7 +103,10 @@ class Tape:
         if name not in self.names:
             self.names.append(name)
         need = workspace + (nbytes if reuses < 0 else 0)
-        self.operators.append((self.names.index(name), seconds, need, False, True))
+        seeded = name == "bernoulli"
+        self.operators.append(
+            (self.names.index(name), seconds, flops, need, seeded, True)
+        )
         self.reads += [(position, i) for i in dict.fromkeys(inputs)]
         output = self._version(nbytes, position, reuses)
         self.writes.append((position, output))
@@ -103,18 +121,21 @@ class Tape:
         flops: float = 0.0,
         weight_bytes: int = 0,
         saves: str = "i",
+        mask: int = -1,
     ) -> int:
         """Add a differentiable operator; `saves` its inputs ("i"), output ("o"), both.
 
-        With parameters its backward does twice its work, else as much.
+        With parameters its backward does twice its work, else as much. A `mask` is read
+        and saved, and has no gradient.
         """
         weight = self.source(weight_bytes) if weight_bytes else -1
         moved = nbytes + weight_bytes + sum(self.sizes[i] for i in inputs)
         seconds = self.device.seconds(flops, moved)
-        reads = [*inputs, weight] if weight >= 0 else inputs
-        output = self.run(name, seconds, reads, nbytes)
+        reads = inputs + [i for i in (weight, mask) if i >= 0]
+        output = self.run(name, seconds, reads, nbytes, flops=flops)
         saved = [i for i in inputs if "i" in saves and i not in self.lasting]
         saved += [output] if "o" in saves else []
+        saved += [mask] if mask >= 0 else []
         for i in saved:
             self.saved_at.setdefault(i, len(self.operators) - 1)
         twice = 2 if weight >= 0 else 1
@@ -122,6 +143,13 @@ class Tape:
             _Forward(name, inputs, output, saved, twice * seconds, weight)
         )
         return output
+
+    def dropout(self, x: int) -> int:
+        """Draw a mask of a byte for every four, and apply it."""
+        nbytes = self.sizes[x]
+        seconds = self.device.seconds(0.0, nbytes // 4)
+        mask = self.run("bernoulli", seconds, [], nbytes // 4)
+        return self.layer("dropout", [x], nbytes, saves="", mask=mask)
 
     def finish(self, loss: int) -> Graph:
         """Add the backward pass from a loss, and return the graph."""
@@ -294,12 +322,13 @@ def make_transformer(
         work = 2.0 * rows * length * width
         y = tape.layer("bmm", [q, k], scores, flops=work)
         y = tape.layer("softmax", [y], scores, saves="o")
-        y = tape.layer("dropout", [y], scores, saves="o")
-        y = tape.layer("bmm", [y, v], plain, flops=work)
-        x = tape.layer("add", [x, dense(y, width, width)], plain, saves="")
+        y = tape.layer("bmm", [tape.dropout(y), v], plain, flops=work)
+        y = tape.dropout(dense(y, width, width))
+        x = tape.layer("add", [x, y], plain, saves="")
         y = tape.layer("layer_norm", [x], plain, weight_bytes=8 * width)
         y = tape.layer("gelu", [dense(y, width, 4 * width)], 4 * plain)
-        x = tape.layer("add", [x, dense(y, 4 * width, width)], plain, saves="")
+        y = tape.dropout(dense(y, 4 * width, width))
+        x = tape.layer("add", [x, y], plain, saves="")
     return tape.finish(tape.layer("cross_entropy", [x], 4))
 
 
