@@ -55,7 +55,7 @@ def test_a_file_without_blocks_is_refused(
     path = tmp_path / "a.tide"
     write_tide(path, Tide(kind="plan"))
     line = refusals(monkeypatch, capsys, "pool", path)
-    assert "holds a plan, which names no blocks" in line
+    assert "holds a plan, which names no single blocks" in line
 
 
 @pytest.mark.skipif(not DATA.is_dir(), reason=f"no data in {DATA}")

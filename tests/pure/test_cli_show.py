@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """lowtide show: its output for every kind of file, and one clear line for the rest."""
 
+import dataclasses
 import io
 import json
 import os
@@ -12,12 +13,14 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from lowtide.archive import save
 from lowtide.cli.app import main
 from lowtide.recorder.files import read_history
 from lowtide.tidefile import Tide, to_tide, write_tide
-from lowtide.trace import OPS, VALUES, Trace
+from lowtide.trace import OPS, VALUES, VERSIONS, Trace
 from tests.pure.foreign import autoswap, mutate, write_all
 from tests.pure.golden import check_golden
+from tests.pure.test_archive import make_graph
 
 NAMES = ("snapshot.pickle", "trace.json", "memInfo.text", "vec_run.csv", "dtr.log")
 
@@ -234,3 +237,6 @@ def test_a_tide_file_of_another_version_is_named(
         write_tide(path, Tide(kind=kind, meta={"future": 1}))
         line = refusals(monkeypatch, capsys, "show", path)
         assert "is from another version of lowtide, it differs in: " in line
+    lost = np.full(1, 99, VERSIONS)
+    save(path, dataclasses.replace(make_graph(), versions=lost))
+    assert "contradicts itself" in refusals(monkeypatch, capsys, "show", path)

@@ -32,7 +32,7 @@ def rule(ours: str = "", others: str = "") -> Rule:
     return Rule(frozenset(ours.split()), frozenset(others.split()))
 
 
-NOUNS = "errors units tidefile hardware trace history plan timeline"
+NOUNS = "errors units tidefile hardware trace history plan timeline archive"
 STAGES = f"{NOUNS} recorder planner scheduler _core"
 RULES = {
     "errors": rule(),
@@ -42,6 +42,7 @@ RULES = {
     "trace": rule("errors units tidefile"),
     "plan": rule("errors units tidefile trace"),
     "timeline": rule("errors units tidefile trace"),
+    "archive": rule("errors units tidefile trace history plan timeline"),
     "history": rule("errors units tidefile trace"),
     "recorder": rule("errors units trace history", others="torch"),
     "planner": rule("errors units hardware trace plan _core"),

@@ -2,27 +2,31 @@
 """What the verbs that look into files share: reading them, progress, and refusals."""
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from rich.console import Console
 
+from lowtide.archive import noun_in
 from lowtide.cli.progress import ProgressLine
 from lowtide.errors import FileError, LowtideError
-from lowtide.history import BLOCKS, OPERATIONS, USES, History
+from lowtide.history import History
 from lowtide.recorder.files import read_history
-from lowtide.tidefile import Tide, from_tide, is_tide, read_tide
+from lowtide.tidefile import Tide, is_tide, read_tide
 
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130  # as shells count a death of SIGINT
 _BAR_CELLS = 20
 
+T = TypeVar("T")
 Say = Callable[[str, int, int], None]  # what is done now; steps done, steps in all
 
 
 def read_any(path: Path, *, device: str | None = None) -> History | Tide:
     """Read a `.tide` file, or what others write about memory.
+
+    A `.tide` file without blocks comes as the `Tide` that it is.
 
     Raises:
         FileError: it is none of these, or damaged; says why.
@@ -36,16 +40,15 @@ def read_any(path: Path, *, device: str | None = None) -> History | Tide:
     tide = read_tide(path)
     if tide.kind != "history":
         return tide
-    tables = {"blocks": BLOCKS, "ops": OPERATIONS, "uses": USES}
-    with naming(path):
-        return from_tide(tide, "history", History, tables=tables)
+    noun = naming(path, lambda: noun_in(tide))
+    assert isinstance(noun, History)
+    return noun
 
 
-@contextmanager
-def naming(path: Path) -> Iterator[None]:
-    """Name the file in errors that do not know it."""
+def naming(path: Path, act: Callable[[], T]) -> T:
+    """Do something, and name the file in an error that does not know it."""
     try:
-        yield
+        return act()
     except FileError as error:
         raise FileError(error.why, path=path) from None
 

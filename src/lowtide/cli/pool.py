@@ -65,7 +65,7 @@ def _pool(file: Path, device: str | None, whole: bool, as_json: bool, say: Say) 
     say(f"reading {file.name}", 0, len(MODELS) + 2)
     history = read_any(file, device=device)
     if isinstance(history, Tide):
-        why = f"holds a {history.kind}, which names no blocks"
+        why = f"holds a {history.kind}, which names no single blocks"
         raise FileError(why, path=file)
     report = compare_allocators(file.name, history, say, whole=whole)
     text = harmless(render_pool(report)).rstrip()

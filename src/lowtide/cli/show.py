@@ -11,9 +11,12 @@ from typing import Annotated
 import numpy as np
 import typer
 
+from lowtide.archive import KINDS, Noun, noun_in
 from lowtide.cli.files import Say, harmless, naming, perform_verb, read_any
 from lowtide.cli.pool import born_and_dead
+from lowtide.errors import FileError
 from lowtide.history import History
+from lowtide.plan import Plan
 from lowtide.planner.pool import lower_bound
 from lowtide.recorder.steady import Iteration, find_iteration
 from lowtide.reports.contents import (
@@ -25,8 +28,8 @@ from lowtide.reports.contents import (
     render_contents,
     render_tide,
 )
-from lowtide.tidefile import Tide, from_tide
-from lowtide.trace import OPS, VALUES, Trace
+from lowtide.tidefile import Tide
+from lowtide.trace import Graph, Trace
 
 _LARGEST = 8
 
@@ -69,8 +72,8 @@ def _show(file: Path, device: str | None, as_json: bool, say: Say) -> None:
     content = read_any(file, device=device)
     facts: Contents | TideFacts
     if isinstance(content, Tide):
-        with naming(file):
-            facts = describe_tide(file.name, content)
+        tide = content
+        facts = naming(file, lambda: describe_tide(file.name, tide))
         text = render_tide(facts)
     else:
         say("looking for an iteration", 1, 2)
@@ -155,16 +158,14 @@ def _largest(history: History) -> Iterator[Largest]:
 
 
 def describe_tide(name: str, tide: Tide) -> TideFacts:
-    """Gather what is to be said of any `.tide` file."""
+    """Gather what is to be said of any `.tide` file without blocks."""
     facts = {
         key: value
         for key, value in tide.meta.items()
         if isinstance(value, int | float | str)
     }
-    if tide.kind == "trace":
-        trace = from_tide(tide, "trace", Trace, tables={"ops": OPS, "values": VALUES})
-        facts["plain_peak_bytes"] = trace.plain_peak_bytes
-        facts["seconds"] = trace.seconds
+    if tide.kind in KINDS:
+        facts |= _computed_facts(noun_in(tide))
     return TideFacts(
         file=name,
         kind=tide.kind,
@@ -180,3 +181,18 @@ def describe_tide(name: str, tide: Tide) -> TideFacts:
             for key, table in tide.tables.items()
         ),
     )
+
+
+def _computed_facts(noun: Noun) -> dict[str, int | float]:
+    """Compute what a noun knows beside its fields."""
+    try:
+        if isinstance(noun, Trace | Graph):
+            return {
+                "plain_peak_bytes": noun.plain_peak_bytes,
+                "seconds": noun.seconds,
+            }
+        if isinstance(noun, Plan):
+            return {"fits": noun.fits, "slowdown": noun.slowdown}
+    except (IndexError, TypeError, ValueError) as error:
+        raise FileError(f"contradicts itself: {error}") from None
+    return {}
