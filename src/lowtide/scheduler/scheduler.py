@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from typing import Generic, Protocol, TypeVar
 
 from lowtide.scheduler.director import KEEP, RECOMPUTE, SWAP, Lanes, Rules, judge
+from lowtide.scheduler.farthest import Farthest
 from lowtide.scheduler.lineage import Recipe
 from lowtide.scheduler.policies import POLICIES
 from lowtide.scheduler.ranked import Ranked
@@ -74,6 +75,7 @@ class Scheduler(Generic[V]):
         self.now = 0.0  # seconds of compute so far, as the caller counts them
         policy = POLICIES.get(rules.name)
         self.ranked: Ranked[V] | None = None if policy is None else Ranked(policy)
+        self._farthest: Farthest[V] = Farthest()
         self._awaited: list[V] | None = None  # the same, in order of their next use
 
     # -- events ---------------------------------------------------------------
@@ -94,6 +96,7 @@ class Scheduler(Generic[V]):
         value.plan = planned
         self._awaited = None  # what is known of later uses may have changed
         self.present[id(value)] = value
+        self._farthest.add(value)
         if planned == SWAP:
             self.to_write[id(value)] = value
         elif planned == RECOMPUTE:
@@ -125,6 +128,7 @@ class Scheduler(Generic[V]):
         """A value's bytes are in memory again."""
         self._forget(value)
         self.present[id(value)] = self.back[id(value)] = value
+        self._farthest.add(value)
         if value.clean:
             self.copied_out[id(value)] = value
         if self.ranked is not None:
@@ -142,6 +146,7 @@ class Scheduler(Generic[V]):
     def _forget(self, value: V) -> None:
         key = id(value)
         self.present.pop(key, None)
+        self._farthest.remove(value)
         self.copied_out.pop(key, None)
         self.to_write.pop(key, None)
         self.to_drop.pop(key, None)
@@ -190,9 +195,12 @@ class Scheduler(Generic[V]):
                 yield WAIT, value
         if self.rules.name == "keep":
             return
-        present = sorted(self.present.values(), key=_distance, reverse=True)
-        if self.rules.name == "random":
-            self.random.shuffle(present)
+        if self.rules.name != "random":
+            for value in self._farthest:
+                yield from self._any_way(value)
+            return
+        present = list(self.present.values())
+        self.random.shuffle(present)
         for value in present:
             yield from self._any_way(value)
 
