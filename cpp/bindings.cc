@@ -152,12 +152,12 @@ std::vector<T> ToVector(const Row<T>& row) {
 Simulator MakeSimulator(const Row<double>& seconds, const In& plain,
                         const In& bytes, const Row<int>& start,
                         const Row<int>& stop, const Row<double>& replay,
-                        const Row<std::int8_t>& ways, double write, double read,
+                        const In& replay_from, const Row<std::int8_t>& ways, double write, double read,
                         double tax, const Row<int>& first_parent,
                         const Row<int>& parents, int longest_chain) {
   const std::size_t m = bytes.size();
   if (start.size() != m || stop.size() != m || replay.size() != m ||
-      ways.size() != m) {
+      replay_from.size() != m || ways.size() != m) {
     throw std::invalid_argument("the columns of the values differ in length");
   }
   Iteration it{.seconds = ToVector(seconds),
@@ -173,13 +173,13 @@ Simulator MakeSimulator(const Row<double>& seconds, const In& plain,
   for (std::size_t i = 0; i < m; ++i) {
     it.values.push_back({bytes.data()[i], start.data()[i], stop.data()[i],
                          replay.data()[i], (ways.data()[i] & 1) != 0,
-                         (ways.data()[i] & 2) != 0});
+                         (ways.data()[i] & 2) != 0, replay_from.data()[i]});
   }
   return Simulator(std::move(it));
 }
 
 nb::tuple AsTuple(const Outcome& o) {
-  return nb::make_tuple(o.excess, o.chained, o.peak, o.moved, o.seconds,
+  return nb::make_tuple(o.excess, o.stuck, o.peak, o.moved, o.seconds,
                         o.waited, o.replayed, o.taxed);
 }
 
@@ -243,7 +243,7 @@ NB_MODULE(_core, m) {
   nb::class_<lowtide::Simulator>(m, "Simulator",
                                  "One iteration on a simulated timeline.")
       .def("run", &lowtide::RunEach, nb::arg("plans"), nb::arg("level"),
-           "Give (excess, chained, peak, moved, seconds, waited, replayed, "
+           "Give (excess, stuck, peak, moved, seconds, waited, replayed, "
            "taxed) of each row of codes.")
       .def("frontier", &lowtide::Frontier, nb::arg("levels"), nb::arg("effort"),
            "Find the fastest plan for each level: (their codes, how many).")
@@ -261,7 +261,7 @@ NB_MODULE(_core, m) {
            "The least load that each operator can be brought to.");
   m.def("simulator", &lowtide::MakeSimulator, nb::arg("seconds"),
         nb::arg("plain"), nb::arg("sizes"), nb::arg("start"), nb::arg("stop"),
-        nb::arg("replay"), nb::arg("ways"), nb::arg("write"), nb::arg("read"),
+        nb::arg("replay"), nb::arg("replay_from"), nb::arg("ways"), nb::arg("write"), nb::arg("read"),
         nb::arg("tax"), nb::arg("first_parent"), nb::arg("parents"),
         nb::arg("longest_chain"), "Lay an iteration out; bits of `ways`: may "
         "be swapped (1), may be computed again (2).");

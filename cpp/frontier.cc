@@ -50,12 +50,11 @@ class Finder {
         loads_(simulator.operators()) {
     clock_.assign(1, 0.0);
     for (double s : it_.seconds) clock_.push_back(clock_.back() + s);
-    for (double price : kPrices) ways_.push_back(Price(price));
   }
 
   std::vector<Codes> Find() {
     for (const bool exact : {false, true})
-      for (const Ways& ways : ways_) Sweep(ways, exact);
+      for (const double price : kPrices) Sweep(price, exact);
     // Tight plans fit into loose levels; loose ones are where tight ones begin.
     const auto count = static_cast<std::int64_t>(levels_.size());
     for (std::int64_t turn = 0; turn < kRounds * 2 * count; ++turn) {
@@ -66,6 +65,9 @@ class Finder {
       const std::int64_t share =
           (effort_ - simulator_.steps()) / (kRounds * 2 * count - turn);
       const std::int64_t end = simulator_.steps() + share;
+      ways_.clear();
+      for (const double price : kPrices)
+        ways_.push_back(Price(price, levels_[l]));
       if (at > 0) Repair(l, best_[down ? l + 1 : l - 1]);
       Improve(l, end);
     }
@@ -76,7 +78,7 @@ class Finder {
   }
 
  private:
-  Ways Price(double price) const {
+  Ways Price(double price, Bytes level) const {
     Ways ways{Codes(it_.values.size(), kKeep),
               std::vector<double>(it_.values.size(), kNever),
               std::vector<int>(it_.values.size())};
@@ -91,7 +93,8 @@ class Finder {
         ways.cost[i] = copy * (it_.tax + price) + std::max(0.0, copy - window);
       }
       const double replay = used ? value.seconds : 0;
-      if (value.replayable && replay <= ways.cost[i]) {
+      const bool room = level >= value.replay_from;
+      if (value.replayable && room && replay <= ways.cost[i]) {
         ways.way[i] = kReplay;
         ways.cost[i] = replay;
       }
@@ -196,13 +199,24 @@ class Finder {
     return true;
   }
 
-  void Sweep(const Ways& ways, bool exact) {
+  void Sweep(double price, bool exact) {
     Codes path(it_.values.size(), kKeep);
     for (std::size_t l = levels_.size(); l-- > 0;) {
+      const Ways ways = Price(price, levels_[l]);
+      Unstick(path, levels_[l]);
       Cover(path, levels_[l], ways, -1, exact);
       Codes codes = path;
       Prune(codes, levels_[l], ways, -1);
       Offer(l, codes);
+    }
+  }
+
+  // Swaps what could not be computed again at this level.
+  void Unstick(Codes& codes, Bytes level) const {
+    for (int i = 0; i < simulator_.values(); ++i) {
+      const Saved& value = it_.values[i];
+      if (codes[i] == kReplay && level < value.replay_from)
+        codes[i] = value.swappable ? kSwap : kKeep;
     }
   }
 
@@ -212,6 +226,7 @@ class Finder {
     Offer(l, neighbour.codes);
     for (const std::size_t w : {std::size_t{0}, ways_.size() / 2}) {
       Codes codes = neighbour.codes;
+      Unstick(codes, levels_[l]);
       if (!Cover(codes, levels_[l], ways_[w], -1, true)) continue;
       Prune(codes, levels_[l], ways_[w], -1);
       if (codes != best_[l].codes) Offer(l, codes);
@@ -234,7 +249,7 @@ class Finder {
     Codes codes = best_[l].codes;
     pool.push_back(codes);
     if (l + 1 == levels_.size()) return;
-    const Ways& ways = ways_[ways_.size() / 2];
+    const Ways ways = Price(kPrices[kPrices.size() / 2], levels_[l]);
     order_.clear();
     for (int i = 0; i < simulator_.values(); ++i)
       if (codes[i] != kKeep) order_.push_back(i);

@@ -86,8 +86,10 @@ void Simulator::ResolveUses(std::span<const std::int8_t> codes) {
   }
 }
 
-bool Simulator::TooLong(std::span<const std::int8_t> codes) {
+bool Simulator::Stuck(std::span<const std::int8_t> codes, Bytes level) {
   const Iteration& it = iteration_;
+  for (int i = 0; i < values(); ++i)
+    if (codes[i] == kReplay && level < it.values[i].replay_from) return true;
   if (it.parents.empty()) return false;
   for (int i = 0; i < values(); ++i) {
     depth_[i] = codes[i] == kReplay;
@@ -211,7 +213,7 @@ Outcome Simulator::Run(std::span<const std::int8_t> codes, Bytes level) {
   Load(codes);
   for (int op = 0; op < operators(); ++op)
     outcome.excess = std::max(outcome.excess, load_[op] - Limit(op, level));
-  outcome.chained = TooLong(codes);
+  outcome.stuck = Stuck(codes, level);
   if (!outcome.valid()) return outcome;
   steps_ += operators() + values();
   Queue(codes);

@@ -33,6 +33,7 @@ struct Saved {
   double seconds;  // to compute it again from its parents
   bool swappable;
   bool replayable;
+  Bytes replay_from = 0;  // the least level at which a replay finds room
 };
 
 struct Iteration {
@@ -50,7 +51,7 @@ struct Iteration {
 
 struct Outcome {
   Bytes excess = 0;  // above the limits; no times where it is positive
-  bool chained = false;  // a chain of replays is too long; no times either
+  bool stuck = false;    // a replay has no room, or too long a chain; no times
   Bytes peak = 0;
   Bytes moved = 0;      // bytes that are away at some time
   double seconds = 0;   // of the whole step, tax included
@@ -58,7 +59,7 @@ struct Outcome {
   double replayed = 0;  // of these, computing again
   double taxed = 0;     // of these, lost to copies beside
 
-  bool valid() const { return excess == 0 && !chained; }
+  bool valid() const { return excess == 0 && !stuck; }
 };
 
 class Simulator {
@@ -94,7 +95,7 @@ class Simulator {
   struct Lanes;
 
   void ResolveUses(std::span<const std::int8_t> codes);
-  bool TooLong(std::span<const std::int8_t> codes);
+  bool Stuck(std::span<const std::int8_t> codes, Bytes level);
   void Queue(std::span<const std::int8_t> codes);
   void LeadTimes(std::span<const std::int8_t> codes);
   void Write(std::span<const std::int8_t> codes, int op, Lanes& lanes);

@@ -56,6 +56,7 @@ def simulator(
     start: NDArray[np.int32],
     stop: NDArray[np.int32],
     replay: NDArray[np.float64],
+    replay_from: NDArray[np.int64],
     ways: NDArray[np.int8],
     write: float,
     read: float,

@@ -42,13 +42,17 @@ def trace_of(
     values: Iterable[Value], loads: Iterable[int], seconds: Iterable[float] = ()
 ) -> Trace:
     """Make a trace of operators (of one second each) that load memory as given."""
-    loads = list(loads)
+    values, loads = list(values), list(loads)
     times = list(seconds) or [1.0] * len(loads)
     rows = [
         (v.bytes, v.saved, v.use, v.seconds or 0.0, v.seconds is not None, 0)
         for v in values
     ]
-    ops = [(t, load, 0, 0, 0) for t, load in zip(times, loads, strict=True)]
+    saved = loaded(values, [0] * len(loads))
+    ops = [
+        (t, load, 0, min(load, managed), 0)
+        for t, load, managed in zip(times, loads, saved, strict=True)
+    ]
     return Trace(np.array(ops, dtype=OPS), np.array(rows, dtype=VALUES), key=7)
 
 

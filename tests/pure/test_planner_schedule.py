@@ -119,11 +119,23 @@ def test_a_chain_of_replays_is_bounded() -> None:
     lineage = Lineage.of([[i - 1] if i else [] for i in range(n)])
     loads = [min(op + 1, 2 * n - op + 1, n) for op in range(2 * n + 1)]
     outcome = run(values, loads, [RECOMPUTE] * n, n, CLOSED, lineage)
-    assert outcome.too_long
+    assert outcome.stuck
     trace = trace_of(values, [load * MIB for load in loads])
     plan = Frontier(trace, CLOSED, FREE, lineage=lineage).at((n - 4) * MIB)
     assert plan.fits
     assert 4 <= plan.codes.astype(bool).sum() < n
+
+
+def test_a_replay_needs_room_for_what_it_touches() -> None:
+    trace = trace_of(WIDE, [load * MIB for load in PEAK])
+    trace.values["scratch"] = 3 * MIB
+    table = Timetable(trace, SLOW, FREE)
+    codes = np.array([RECOMPUTE], np.int8)
+    assert table.run(codes, 2 * MIB)[0].stuck
+    assert table.run(codes, 3 * MIB)[0].valid
+    assert Frontier(trace, SLOW, FREE).at(2 * MIB).codes.tolist() == [SWAP]
+    # without another way out it is computed again all the same
+    assert Timetable(trace, CLOSED, FREE).run(codes, 2 * MIB)[0].valid
 
 
 def test_the_points_of_a_plan_say_when_a_value_is_back() -> None:

@@ -50,10 +50,11 @@ class Frontier:
         allowed: Allowed | None = None,
         *,
         lineage: Lineage | None = None,
+        held: NDArray[np.bool_] | None = None,
         effort: int = EFFORT,
     ) -> None:
         self.trace = trace
-        self._timetable = Timetable(trace, lanes, allowed, lineage)
+        self._timetable = Timetable(trace, lanes, allowed, lineage, held)
         self._effort = effort
         self._plans: Codes | None = None  # found at the first budget that needs any
 
@@ -113,7 +114,7 @@ def _levels(plain: NDArray[np.int64], floor: NDArray[np.int64]) -> NDArray[np.in
 def _rank(outcome: Outcome) -> tuple[int, bool, float, int]:
     return (
         outcome.excess_bytes,
-        outcome.too_long,
+        outcome.stuck,
         outcome.step_seconds,
         outcome.moved_bytes,
     )

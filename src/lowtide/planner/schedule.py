@@ -8,6 +8,8 @@ fits beside everything that runs up to its use. An operator waits for what it re
 for writes while memory is too full. More memory never makes the same plan slower.
 
 An operator may exceed a budget that no plan could keep it within; the others may not.
+What a replay touches must fit beside what is not saved for later, where there is
+another way out for the value.
 """
 
 from __future__ import annotations
@@ -55,7 +57,7 @@ class Outcome(NamedTuple):
     """What one plan leads to under one budget; no times where it is not valid."""
 
     excess_bytes: int  # above what could be kept
-    too_long: bool  # a chain of replays
+    stuck: bool  # a replay has no room, or belongs to too long a chain
     peak_bytes: int
     moved_bytes: int
     step_seconds: float
@@ -66,7 +68,7 @@ class Outcome(NamedTuple):
     @property
     def valid(self) -> bool:
         """Whether the plan keeps to the limits."""
-        return self.excess_bytes == 0 and not self.too_long
+        return self.excess_bytes == 0 and not self.stuck
 
 
 class Timetable:
@@ -78,6 +80,7 @@ class Timetable:
         lanes: Lanes,
         allowed: Allowed | None = None,
         lineage: Lineage | None = None,
+        held: NDArray[np.bool_] | None = None,
     ) -> None:
         allowed = allowed or Allowed()
         lineage = lineage or Lineage.none(len(trace.values))
@@ -89,6 +92,8 @@ class Timetable:
         start = np.minimum(values["saved"] + 1, last).astype(np.int32)
         stop = np.where(uses < 0, last, np.minimum(uses, last)).astype(np.int32)
         movable = (values["bytes"] >= SMALL) & (stop > start + 1)
+        if held is not None:  # by the program too: to move them frees nothing
+            movable &= ~held
         may_swap = movable & (allowed.swap and lanes.write > 0 and lanes.read > 0)
         may_replay = movable & values["replayable"] & allowed.recompute
         self.may = (may_swap * 1 + may_replay * 2).astype(np.int8)
@@ -99,6 +104,7 @@ class Timetable:
             start,
             np.maximum(stop, start),
             np.ascontiguousarray(values["seconds"]),
+            np.where(may_swap & (uses >= 0), _replay_room(trace), 0),
             self.may,
             1 / lanes.write if may_swap.any() else 0.0,
             1 / lanes.read if may_swap.any() else 0.0,
@@ -121,3 +127,13 @@ class Timetable:
         """Give (until, reads) of the plan that was tried last (see `Plan`)."""
         away = codes != 0
         return np.where(away, self.core.ends(), -1), self.core.begins()
+
+
+def _replay_room(trace: Trace) -> NDArray[np.int64]:
+    """Compute what is there while each value is replayed, saved values left out."""
+    ops, values = trace.ops, trace.values
+    if len(ops) == 0:
+        return np.zeros(len(values), np.int64)
+    others = ops["live"] - ops["managed"] + ops["need"]
+    at_use = others[np.clip(values["first_use"], 0, len(ops) - 1)]
+    return np.asarray(at_use + values["scratch"], np.int64)
