@@ -9,7 +9,11 @@ import torch
 
 from lowtide.errors import LowtideError, SizeError
 from lowtide.runtime import cuda, devices
-from lowtide.runtime.cuda import AcceleratorCounter, AcceleratorDriver
+from lowtide.runtime.cuda import (
+    AcceleratorClock,
+    AcceleratorCounter,
+    AcceleratorDriver,
+)
 from lowtide.runtime.hostlane import HostLane
 from lowtide.runtime.session import Session
 from tests.pure.blocks import Block
@@ -128,6 +132,20 @@ def test_one_peak_serves_for_two() -> None:
     assert (counter.peak.value, counter.op_peak.value) == (100, 120)
     figures.allocate(10)
     assert (counter.peak.value, counter.op_peak.value) == (110, 120)
+
+
+def test_operators_are_timed_until_their_time_is_known() -> None:
+    waits: list[int] = []
+    clock = AcceleratorClock(lambda: waits.append(1))
+    x = torch.zeros(4)
+    first = clock("exp", x, 500.0)
+    assert first >= 500
+    assert 200 <= clock("exp", (x, None), 200.0) < 500
+    assert 200 <= clock("exp", x, 9e9) < 500
+    assert len(waits) == 2
+    clock("exp", torch.zeros(5), 0.1)
+    clock("sum_", None, 0.1)
+    assert len(waits) == 4
 
 
 def test_figures_of_devices_other_than_cuda(fake: Any) -> None:

@@ -109,6 +109,8 @@ class Recorder:
         self.enabled = True  # switched off in forked children
         # frees all that can be freed, where a device has run out of memory
         self.starved: Callable[[], None] | None = None
+        # times an operator on a device, which runs it later than it is called
+        self.clock: Callable[[Any, Any, float], float] | None = None
         # at rest: says, by its number, whether the next operator may run unwatched
         self.resting: Callable[[int], bool] | None = None
 
@@ -165,6 +167,8 @@ class Recorder:
             if starved:  # outside, so that the error's frames let go of their tensors
                 result = self._run_again(func, op, args, kwargs)
             seconds = perf_counter() - start
+            if self.clock is not None:
+                seconds = self.clock(func, result, seconds)
             need = self.listener.after(func, token, seconds, result)
         except BaseException:
             for tensor in written:  # perhaps half written

@@ -17,7 +17,7 @@ import torch
 
 from lowtide.errors import LowtideError, SizeError
 from lowtide.runtime import allocator
-from lowtide.runtime.cuda import AcceleratorCounter, counter_of
+from lowtide.runtime.cuda import AcceleratorClock, AcceleratorCounter, counter_of
 from lowtide.runtime.lanes import Tiers
 from lowtide.runtime.spill import spill_directory
 from lowtide.units import parse_bytes
@@ -132,6 +132,13 @@ def local_ranks() -> int:
         if text.isdigit() and int(text) > 0:
             return int(text)
     return 1
+
+
+def device_clock(device: str) -> AcceleratorClock | None:
+    """Return what times operators where their calls return before they are done."""
+    if device == "cpu":
+        return None
+    return AcceleratorClock(lambda: _module(device).synchronize(device))
 
 
 def release_cache(device: str) -> None:

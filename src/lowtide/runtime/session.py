@@ -23,6 +23,7 @@ from lowtide.runtime.account import Account
 from lowtide.runtime.allocator import NativeCounter
 from lowtide.runtime.arena import Pool
 from lowtide.runtime.devices import (
+    device_clock,
     install_counter,
     resolve_budget,
     resolve_device,
@@ -205,6 +206,7 @@ class Session:
         self.ledger.short = self.steward.short
         self.recorder = Recorder(self.table, self.steward, self.device_type)
         self.recorder.starved = self.steward.starved
+        self.recorder.clock = device_clock(self.device_type)
         self.pool: Pool | None = None
         if self.pooled and isinstance(self.counter, NativeCounter):
             self.pool = Pool(self.counter, limit=self.budget)
