@@ -23,6 +23,7 @@ from lowtide.reports.contents import (
     Category,
     Contents,
     Largest,
+    Place,
     TableFacts,
     TideFacts,
     render_contents,
@@ -113,6 +114,7 @@ def describe_history(name: str, history: History) -> Contents:
         period=iteration.period if iteration else 0,
         groups=history.groups,
         categories=tuple(_categories(history, peak, iteration)),
+        at_peak=tuple(_places(history, peak)),
         largest=tuple(_largest(history)),
         notes=history.notes,
     )
@@ -142,6 +144,20 @@ def _categories(
                 blocks=int(np.count_nonzero(which)),
                 bytes=int(sizes[which].sum()),
                 at_peak_bytes=int(sizes[which & at_peak].sum()),
+            )
+
+
+def _places(history: History, peak: int) -> Iterator[Place]:
+    """Sum up what is alive at the peak by the place that it comes from."""
+    alive = (history.starts <= peak) & (peak < history.stops) & (history.label >= 0)
+    labels, sizes = history.label[alive], history.blocks["bytes"][alive]
+    n_bytes = np.zeros(len(history.names), np.int64)
+    np.add.at(n_bytes, labels, sizes)
+    counts = np.bincount(labels, minlength=len(history.names))
+    for i in np.argsort(-n_bytes, kind="stable")[:_LARGEST].tolist():
+        if counts[i]:
+            yield Place(
+                name=history.names[i], blocks=int(counts[i]), bytes=int(n_bytes[i])
             )
 
 

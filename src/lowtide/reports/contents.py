@@ -37,6 +37,15 @@ class Largest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Blocks that come from one operator or line of code, at the peak."""
+
+    name: str
+    blocks: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Contents:
     """What a file with blocks holds."""
 
@@ -57,6 +66,7 @@ class Contents:
     period: int  # allocations and releases in one steady iteration; 0: none found
     groups: tuple[str, ...]
     categories: tuple[Category, ...]
+    at_peak: tuple[Place, ...]  # the largest ones
     largest: tuple[Largest, ...]
     notes: tuple[str, ...]
 
@@ -75,6 +85,11 @@ def render_contents(contents: Contents) -> str:
             f"    {c.name:<29}{c.blocks:>10,}{format_bytes(c.at_peak_bytes):>12}"
             f"{format_bytes(c.bytes):>15}"
         )
+    if contents.at_peak:
+        lines += ["", "  At the peak, by where it was allocated"]
+    for p in contents.at_peak:
+        count = f"{p.blocks:,} block{'' if p.blocks == 1 else 's'}"
+        lines.append(f"    {format_bytes(p.bytes):>11}  {count:<20}  {p.name}")
     if contents.largest:
         lines += ["", "  Largest blocks"]
     for block in contents.largest:
