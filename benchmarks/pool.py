@@ -204,7 +204,8 @@ def time_pairs() -> None:
         subprocess.run(
             [
                 *(os.environ.get("CXX", "g++"), "-std=c++20", "-O2", f"-I{cpp}"),
-                *(str(source), str(cpp / "arena.cc"), "-o", str(program)),
+                *(str(source), str(cpp / "arena.cc"), str(cpp / "ranges.cc")),
+                *("-o", str(program)),
             ],
             check=True,
         )

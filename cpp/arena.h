@@ -28,6 +28,7 @@
 #include <vector>
 
 #include "pages.h"
+#include "ranges.h"
 
 namespace lowtide {
 
@@ -112,48 +113,15 @@ class Arena {
   static constexpr std::size_t kNone = ~std::size_t{0};
 
  private:
-  using Id = std::uint32_t;
-  static constexpr Id kNil = 0;
-
-  // A range of pages, live or free, between its neighbours by address.
-  struct Extent {
-    Page page, pages;
-    Id before, after;
-    Id bin_before, bin_after;
-    Page touched;  // of a free one, kept pages
-    bool free;
-    bool packed;   // the kept pages come first: no need to count them
-    std::uint64_t bytes;
-    std::uint64_t record;
-  };
-
-  struct Bins {
-    static constexpr Page kCount = 896;
-    Id first[kCount];
-    Word filled[kCount / 64];
-  };
-
   struct Plan {
     std::vector<std::uint32_t> first;
     std::vector<Place> places;
     std::vector<Page> asked;
   };
 
-  Bins& bins_of(const Extent& extent) {
-    return bins_[(extent.page >= border_) * 2 + (extent.touched > 0)];
-  }
-  static Page bin_of(Page pages);
-  Id best_fit(const Bins& bins, Page pages) const;
-  void enter(Id id);
-  void leave(Id id);
-  Id make_extent(Page page, Page pages);
-  void drop_extent(Id id);
-  Id merge(Id left, Id right);
-  Id split(Id id, Page pages);
-
   Id planned(Page pages, std::int64_t op);
   Id as_it_comes(Page pages);
-  void take(Id id, Page page, Page pages);
+  Id take(Id id, Page page, Page pages);
   Id find_live(const void* data);
 
   std::int64_t elsewhere() const;  // bytes live outside the arena
@@ -173,13 +141,7 @@ class Arena {
   Page border_ = 0;  // where the zone of plans begins
   Page end_ = 0;
   Page zone_ = 0;    // where plans begin in it
-  Extent* extents_ = nullptr;
-  Id* starting_ = nullptr;  // the extent that starts at a page
-  Id unused_ = kNil;        // a list of extents to be used again
-  Id made_ = 1;
-  PageIndex starts_;
-  PageBits touched_;
-  Bins bins_[4] = {};  // placed as they come: clean, kept; zone: clean, kept
+  Ranges ranges_;
   std::int64_t handed_out_ = 0;
   std::int64_t most_ = 0;    // largest bytes live anywhere
   std::int64_t limit_ = -1;  // given from outside

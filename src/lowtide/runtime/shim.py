@@ -26,7 +26,8 @@ import torch
 
 _COMPILERS = ("g++", "clang++", "c++")
 _STEM = "cpu_allocator"
-_UNITS = ("arena.cc", "arena.h", "block_log.h", "pages.h")  # beside it
+_UNITS = ("arena.cc", "ranges.cc")  # beside it
+_HEADERS = ("arena.h", "block_log.h", "pages.h", "ranges.h")
 _SHOWN_LINES = 15
 
 _NUMBER, _COUNT, _POINTER = ctypes.c_int64, ctypes.c_uint64, ctypes.c_void_p
@@ -149,7 +150,7 @@ def _cache_folder(source: Path) -> Path:
     machine = platform.machine()
     facts = (str(torch.version.git_version), sys.platform, machine, str(_abi()))
     digest = hashlib.sha256(source.read_bytes())
-    for name in _UNITS:
+    for name in (*_UNITS, *_HEADERS):
         digest.update(source.with_name(name).read_bytes())
     digest.update("\0".join(facts).encode())
     name = f"torch-{torch.__version__}-abi{_abi()}-{machine}-{digest.hexdigest()[:16]}"
@@ -179,7 +180,8 @@ def _compile(compiler: Sequence[str], source: Path, target: Path) -> None:
         *("-std=c++20", "-O2", "-fPIC", "-shared", "-fvisibility=hidden"),
         f"-D_GLIBCXX_USE_CXX11_ABI={_abi()}",
         *("-isystem", str(torch_folder / "include")),
-        *(str(source), str(source.with_name("arena.cc")), "-o", str(target)),
+        *(str(source), *(str(source.with_name(name)) for name in _UNITS)),
+        *("-o", str(target)),
         *(f"-L{torch_folder / 'lib'}", "-lc10"),
     ]
     try:
