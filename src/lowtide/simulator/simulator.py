@@ -11,16 +11,16 @@ an operator runs.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from time import perf_counter
+from time import thread_time
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lowtide.scheduler.director import RULES, Lanes, Rules, assign
+from lowtide.scheduler.director import RULES, Lanes, Rules
 from lowtide.scheduler.scheduler import Scheduler
 from lowtide.simulator.buffers import Buffer, Clock, Operator, build
-from lowtide.simulator.forecast import forecast, managed_bytes, managed_versions
+from lowtide.simulator.forecast import managed_bytes, managed_versions
 from lowtide.simulator.machine import Machine, OutOfMemory
 from lowtide.trace import Graph
 
@@ -60,7 +60,7 @@ class Outcome:
     written_bytes: int
     read_bytes: int
     decisions: int  # actions tried under pressure
-    deciding_seconds: float  # real ones, spent in the scheduler
+    deciding_seconds: float  # real processor seconds, in the scheduler
     evaluations: int  # of scores, by the policies that have one
     victims: int  # chosen by these
     actions: tuple[tuple[int, str, int], ...]  # (position, action, version)
@@ -98,27 +98,18 @@ class _Run:
         self.backward = int(
             np.where(uses < 0, len(self.operators), uses).min(initial=0)
         )
-        self.codes, self.reads = self._plan(lanes, plan)
+        self.codes: dict[int, int] = {}  # by version
+        self.reads: dict[int, int] = {}
+        if plan is not None and rules.planned:
+            rows = managed_versions(graph)
+            self.codes = dict(zip(rows, plan.codes.tolist(), strict=True))
+            self.reads = dict(zip(rows, plan.reads.tolist(), strict=True))
         self._dying: dict[int, list[Buffer]] = {}
         self._settling: dict[int, list[Buffer]] = {}
         for i in managed_versions(graph):
             self._settling.setdefault(self.buffers[i].held, []).append(self.buffers[i])
         for buffer in self.buffers:
             self._dying.setdefault(buffer.dead, []).append(buffer)
-
-    def _plan(
-        self, lanes: Lanes, plan: Plan | None
-    ) -> tuple[dict[int, int], dict[int, int]]:
-        """Return, by version, whether it leaves and where it is read back."""
-        if not self.rules.planned:
-            return {}, {}
-        rows = managed_versions(self.graph)
-        if plan is not None:
-            reads = dict(zip(rows, plan.reads.tolist(), strict=True))
-            return dict(zip(rows, plan.codes.tolist(), strict=True)), reads
-        target = planned_budget(self.graph, self.budget)
-        codes = assign(forecast(self.graph), target, lanes, self.rules)
-        return dict(zip(rows, codes.tolist(), strict=True)), {}
 
     def run(self) -> tuple[int, bool]:
         """Run every operator; returns the one that failed, and whether it thrashed."""
@@ -169,9 +160,9 @@ class _Run:
         if scheduler.to_write and (self.codes or machine.live > _FILLING * self.budget):
             machine.early_writes()
         if scheduler.absent and (self.reads or machine.position >= self.backward):
-            start = perf_counter()
+            start = thread_time()
             awaited = scheduler.returns(machine.position)
-            machine.tally.deciding += perf_counter() - start
+            machine.tally.deciding += thread_time() - start
             for value in awaited:
                 if value.arrives is not None:
                     continue
@@ -213,8 +204,8 @@ def simulate(
         policy: one of `scheduler.director.RULES`.
         budget_bytes: what may be live at any moment.
         lanes: bytes per second out and in; `Lanes(0, 0)` where nothing can be copied.
-        plan: made elsewhere, for a policy that follows one. The director's own where
-            None.
+        plan: of this iteration, for a policy that follows one; where None, each value
+            is judged alone, as in an iteration not seen before.
         seed: of the "random" policy.
     """
     run = _Run(graph, RULES[policy], budget_bytes, lanes, seed, plan)
