@@ -209,10 +209,13 @@ def time_pairs() -> None:
             ],
             check=True,
         )
-        dynamic, planned, hits = subprocess.run(
+        dynamic, planned, glibc, hits = subprocess.run(
             [str(program)], check=True, capture_output=True, text=True
         ).stdout.split()
-    print(f"pair without plan {dynamic} ns, by plan {planned} ns (hits {hits})")
+    print(
+        f"a pair takes {dynamic} ns without a plan, {planned} ns by one (hits {hits}), "
+        f"{glibc} ns in glibc where it maps nothing"
+    )
 
 
 def main() -> None:
