@@ -221,6 +221,7 @@ def sources(options: argparse.Namespace) -> Iterator[tuple[str, Graph, Lanes]]:
     if options.record:
         for name, graph in recorded(options.models):
             if options.keep is not None:
+                options.keep.mkdir(parents=True, exist_ok=True)
                 save_graph(graph, options.keep / f"{name}.npz")
             yield name, graph, lanes
             yield f"{name} on a GPU", on_device(graph), GPU
