@@ -15,6 +15,7 @@ using Codes = std::vector<std::int8_t>;
 constexpr double kNever = std::numeric_limits<double>::infinity();
 // Prices of a second of copying, in seconds of computing.
 constexpr std::array kPrices{0.0, 0.1, 0.4, 1.0, 1e6};
+constexpr double kSwapFirst = -1;  // the price at which all is swapped that can
 constexpr double kTie = 1e-9;    // costs a byte that differ by less are equal
 constexpr Bytes kAnyBytes = std::numeric_limits<Bytes>::max();
 constexpr std::int64_t kRounds = 2;
@@ -55,6 +56,7 @@ class Finder {
   std::vector<Codes> Find() {
     for (const bool exact : {false, true})
       for (const double price : kPrices) Sweep(price, exact);
+    if (!it_.parents.empty()) Sweep(kSwapFirst, true);
     // Tight plans fit into loose levels; loose ones are where tight ones begin.
     const auto count = static_cast<std::int64_t>(levels_.size());
     for (std::int64_t turn = 0; turn < kRounds * 2 * count; ++turn) {
@@ -90,10 +92,11 @@ class Finder {
       if (value.swappable) {
         const double window = clock_[value.stop] - clock_[value.start];
         ways.way[i] = kSwap;
-        ways.cost[i] = copy * (it_.tax + price) + std::max(0.0, copy - window);
+        ways.cost[i] = copy * (it_.tax + std::max(price, 0.0)) + std::max(0.0, copy - window);
       }
       const double replay = used ? value.seconds : 0;
-      const bool room = level >= value.replay_from;
+      const bool room = level >= value.replay_from &&
+                        (price >= 0 || !value.swappable);
       if (value.replayable && room && replay <= ways.cost[i]) {
         ways.way[i] = kReplay;
         ways.cost[i] = replay;
@@ -192,6 +195,16 @@ class Finder {
   }
 
   bool Offer(std::size_t l, const Codes& codes) {
+    bool better = Try(l, codes);
+    if (it_.parents.empty()) return better;
+    // The same with what replays compute for others staying from then on.
+    Codes shared = codes;
+    for (std::int8_t& code : shared)
+      if (code == kReplay) code = kShare;
+    return Try(l, shared) || better;
+  }
+
+  bool Try(std::size_t l, const Codes& codes) {
     const Outcome outcome = simulator_.Run(codes, levels_[l]);
     if (!outcome.valid()) return false;
     if (best_[l].found && !Better(outcome, best_[l].outcome)) return false;
@@ -215,7 +228,8 @@ class Finder {
   void Unstick(Codes& codes, Bytes level) const {
     for (int i = 0; i < simulator_.values(); ++i) {
       const Saved& value = it_.values[i];
-      if (codes[i] == kReplay && level < value.replay_from)
+      const bool replays = codes[i] == kReplay || codes[i] == kShare;
+      if (replays && level < value.replay_from)
         codes[i] = value.swappable ? kSwap : kKeep;
     }
   }
@@ -270,19 +284,20 @@ class Finder {
     if (!movable) return false;
     bool helped = false;
     const std::int8_t now = best_[l].codes[i];
-    for (const std::int8_t code : {kSwap, kReplay}) {
+    for (const std::int8_t code : {kSwap, kReplay, kShare}) {
       if (code == now || !(code == kSwap ? value.swappable : value.replayable))
         continue;
+      if (code == kShare && it_.parents.empty()) continue;
       Codes codes = best_[l].codes;
       codes[i] = code;
       if (now == kKeep) {
         for (const std::size_t w : {std::size_t{0}, ways_.size() / 2}) {
           Codes without = codes;
           Prune(without, levels_[l], ways_[w], i);
-          helped |= Offer(l, without);
+          helped |= Try(l, without);
         }
       } else {
-        helped |= Offer(l, codes);
+        helped |= Try(l, codes);
       }
     }
     if (now == kKeep) return helped;

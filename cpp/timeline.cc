@@ -60,7 +60,7 @@ Simulator::Simulator(Iteration iteration) : iteration_(std::move(iteration)) {
   std::stable_sort(by_start_.begin(), by_start_.end(), [this](int a, int b) {
     return iteration_.values[a].start < iteration_.values[b].start;
   });
-  for (auto* one_a_value : {&away_until_, &begins_, &next_due_, &depth_})
+  for (auto* one_a_value : {&away_until_, &begins_, &next_due_, &needed_, &replayed_for_})
     one_a_value->resize(m);
   written_.resize(m);
   lead_.resize(m);
@@ -71,37 +71,56 @@ Simulator::Simulator(Iteration iteration) : iteration_(std::move(iteration)) {
 }
 
 // A value is needed at its own first use, or earlier where something that is
-// computed again is made from it. It then stays, so each is replayed once.
+// computed again is made from it.
 void Simulator::ResolveUses(std::span<const std::int8_t> codes) {
   const Iteration& it = iteration_;
-  for (int i = 0; i < values(); ++i) away_until_[i] = it.values[i].stop;
+  for (int i = 0; i < values(); ++i)
+    away_until_[i] = needed_[i] = it.values[i].stop;
   if (it.parents.empty()) return;
   for (int i = values() - 1; i >= 0; --i) {
-    if (codes[i] != kReplay) continue;
-    for (int e = it.first_parent[i]; e < it.first_parent[i + 1]; ++e) {
-      const int p = it.parents[e];
-      away_until_[p] = std::max(it.values[p].start,
-                                std::min(away_until_[p], away_until_[i]));
-    }
+    if (codes[i] == kSwap || codes[i] == kShare)
+      away_until_[i] = std::max(it.values[i].start, needed_[i]);
+    if (codes[i] != kReplay && codes[i] != kShare) continue;
+    for (int e = it.first_parent[i]; e < it.first_parent[i + 1]; ++e)
+      needed_[it.parents[e]] = std::min(needed_[it.parents[e]], needed_[i]);
   }
 }
 
-bool Simulator::Stuck(std::span<const std::int8_t> codes, Bytes level) {
-  const Iteration& it = iteration_;
-  for (int i = 0; i < values(); ++i)
-    if (codes[i] == kReplay && level < it.values[i].replay_from) return true;
-  if (it.parents.empty()) return false;
+bool Simulator::Stuck(std::span<const std::int8_t> codes, Bytes level) const {
   for (int i = 0; i < values(); ++i) {
-    depth_[i] = codes[i] == kReplay;
-    if (!depth_[i]) continue;
-    for (int e = it.first_parent[i]; e < it.first_parent[i + 1]; ++e) {
-      const int p = it.parents[e];
-      if (codes[p] == kReplay && away_until_[p] == away_until_[i])
-        depth_[i] = std::max(depth_[i], depth_[p] + 1);
-    }
-    if (depth_[i] > it.longest_chain) return true;
+    if ((codes[i] == kReplay || codes[i] == kShare) &&
+        level < iteration_.values[i].replay_from)
+      return true;
   }
   return false;
+}
+
+// Seconds to compute a value before `op`, with all that it is made from and that
+// is missing then; what was computed for this operator already is not missing.
+double Simulator::Replay(std::span<const std::int8_t> codes, int value,
+                         int op) {
+  constexpr double kTooLong = 10;
+  const Iteration& it = iteration_;
+  double seconds = 0;
+  int count = 0;
+  missing_.assign(1, value);
+  replayed_for_[value] = op;
+  while (!missing_.empty()) {
+    const int i = missing_.back();
+    missing_.pop_back();
+    seconds += it.values[i].seconds;
+    ++count;
+    for (int e = it.first_parent[i]; e < it.first_parent[i + 1]; ++e) {
+      const int p = it.parents[e];
+      if (codes[p] != kReplay || away_until_[p] <= op || replayed_for_[p] == op)
+        continue;
+      if (it.values[p].start > op) continue;
+      replayed_for_[p] = op;
+      missing_.push_back(p);
+    }
+  }
+  steps_ += count;
+  return count > it.longest_chain ? kTooLong * seconds : seconds;
 }
 
 const std::vector<Bytes>& Simulator::Load(std::span<const std::int8_t> codes) {
@@ -218,6 +237,7 @@ Outcome Simulator::Run(std::span<const std::int8_t> codes, Bytes level) {
   steps_ += operators() + values();
   Queue(codes);
   LeadTimes(codes);
+  std::fill(replayed_for_.begin(), replayed_for_.end(), -1);
   const Iteration& it = iteration_;
   Lanes lanes;
   double copied = 0, computed = 0;
@@ -242,9 +262,10 @@ Outcome Simulator::Run(std::span<const std::int8_t> codes, Bytes level) {
       copied += static_cast<double>(it.values[i].bytes) * it.read;
     }
     for (int i = due_[op]; i >= 0; i = next_due_[i]) {
-      if (codes[i] != kReplay) continue;
-      lanes.now += it.values[i].seconds;
-      outcome.replayed += it.values[i].seconds;
+      if (codes[i] != kReplay && codes[i] != kShare) continue;
+      const double seconds = Replay(codes, i, op);
+      lanes.now += seconds;
+      outcome.replayed += seconds;
     }
     Retire(lanes);
     while (load_[op] + lanes.pending > Limit(op, level) &&

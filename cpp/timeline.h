@@ -24,7 +24,10 @@
 
 namespace lowtide {
 
-enum Code : std::int8_t { kKeep = 0, kSwap = 1, kReplay = 2 };
+// A dropped value that is needed for the replay of another, before its own use,
+// is computed for that, and again for its own use (kReplay); or it stays from
+// then on (kShare). A swapped one is read back by then, and stays.
+enum Code : std::int8_t { kKeep = 0, kSwap = 1, kReplay = 2, kShare = 3 };
 
 struct Saved {
   Bytes bytes;
@@ -46,12 +49,12 @@ struct Iteration {
   // What value i is computed from: parents[first_parent[i] .. [i + 1]).
   std::vector<int> first_parent;
   std::vector<int> parents;
-  int longest_chain = 0;  // values replayed one after another for one use
+  int longest_chain = 0;  // values replayed for one use; more count tenfold
 };
 
 struct Outcome {
   Bytes excess = 0;  // above the limits; no times where it is positive
-  bool stuck = false;    // a replay has no room, or too long a chain; no times
+  bool stuck = false;    // a replay has no room; no times either
   Bytes peak = 0;
   Bytes moved = 0;      // bytes that are away at some time
   double seconds = 0;   // of the whole step, tax included
@@ -95,7 +98,8 @@ class Simulator {
   struct Lanes;
 
   void ResolveUses(std::span<const std::int8_t> codes);
-  bool Stuck(std::span<const std::int8_t> codes, Bytes level);
+  bool Stuck(std::span<const std::int8_t> codes, Bytes level) const;
+  double Replay(std::span<const std::int8_t> codes, int value, int op);
   void Queue(std::span<const std::int8_t> codes);
   void LeadTimes(std::span<const std::int8_t> codes);
   void Write(std::span<const std::int8_t> codes, int op, Lanes& lanes);
@@ -109,14 +113,14 @@ class Simulator {
   std::vector<int> by_start_;
   std::int64_t steps_ = 0;
   // Of the current run, one a value:
-  std::vector<int> away_until_, begins_, next_due_, depth_;
+  std::vector<int> away_until_, begins_, next_due_, needed_, replayed_for_;
   std::vector<double> written_, lead_;
   std::vector<char> stays_;
   // ... and one an operator:
   std::vector<int> due_, head_, tail_;
   std::vector<Bytes> load_, pending_, held_;
   std::vector<double> ready_;
-  std::vector<int> writes_, last_first_;
+  std::vector<int> writes_, last_first_, missing_;
 };
 
 }  // namespace lowtide

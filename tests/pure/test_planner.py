@@ -12,6 +12,7 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 
 from lowtide.plan import KEEP, RECOMPUTE, SWAP, Plan
 from lowtide.planner.planner import Frontier, make_plan
+from lowtide.planner.recompute import Lineage
 from lowtide.planner.schedule import Allowed, Timetable
 from lowtide.scheduler.director import RULES, Lanes, assign
 from lowtide.trace import Trace
@@ -67,6 +68,26 @@ def test_every_operator_keeps_to_the_budget_where_any_plan_could(
     if budget >= trace.plain_peak_bytes:
         assert not plan.codes.any()
         assert plan.slowdown == pytest.approx(1)
+
+
+@exhaustive
+@given(st.data(), traces(), shares, shares, links)
+def test_whatever_is_made_from_what_budgets_are_kept_and_more_is_never_slower(
+    data: st.DataObject, trace: Trace, share: float, other: float, link: Link
+) -> None:
+    rows = [
+        data.draw(st.lists(st.integers(0, i - 1), max_size=2, unique=True)) if i else []
+        for i in range(len(trace.values))
+    ]
+    frontier = Frontier(trace, link, lineage=Lineage.of(rows), effort=QUICK)
+    floor = Timetable(trace, link).floor()
+    seconds = []
+    for budget in sorted(int(s * trace.plain_peak_bytes) for s in (share, other)):
+        plan = frontier.at(budget)
+        assert (loads_under(trace, plan) <= np.maximum(budget, floor)).all()
+        assert plan.step_seconds >= plan.plain_seconds + plan.replay_seconds - 1e-9
+        seconds.append(plan.step_seconds)
+    assert seconds[1] <= seconds[0] + 1e-9
 
 
 @exhaustive

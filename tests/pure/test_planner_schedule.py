@@ -97,33 +97,45 @@ def test_what_is_not_away_counts() -> None:
     assert outcome.excess_bytes == MIB
 
 
-def test_a_parent_is_back_for_the_replay_of_its_child() -> None:
+SHARE = 3  # as RECOMPUTE, but it stays once it was computed for another
+
+
+def test_a_parent_is_computed_for_its_child_and_again_or_stays() -> None:
     values = [Value(MIB, 0, 9, 1.0), Value(MIB, 1, 5, 1.0)]
     lineage = Lineage.of([[], [0]])
     loads = [1, 2, 2, 4, 2, 2, 2, 2, 2, 2]
-    outcome = run(values, loads, [RECOMPUTE] * 2, 2, CLOSED, lineage)
-    assert outcome.valid
-    assert outcome.replay_seconds == 2  # each once
-    # at operator 7 both are back: the parent does not leave a second time
-    loads[7] = 4
-    outcome = run(values, loads, [RECOMPUTE] * 2, 2, CLOSED, lineage)
-    assert outcome.excess_bytes == 0 + MIB
-    # without a child that needs it, it is away up to its own use
-    outcome = run(values, loads, [RECOMPUTE, KEEP], 3, CLOSED, lineage)
-    assert outcome.valid
+    shared = run(values, loads, [SHARE, RECOMPUTE], 2, CLOSED, lineage)
+    assert shared.valid
+    assert shared.replay_seconds == 2  # each once
+    again = run(values, loads, [RECOMPUTE] * 2, 2, CLOSED, lineage)
+    assert again.replay_seconds == 3
+    # with little room at operator 7, the parent may not stay
+    loads[7] = 3
+    assert run(values, loads, [SHARE, RECOMPUTE], 2, CLOSED, lineage).excess_bytes
+    assert run(values, loads, [RECOMPUTE] * 2, 2, CLOSED, lineage).valid
+    # a swapped parent is read back for its child
+    loads[7] = 2
+    swapped = run(values, loads, [SWAP, RECOMPUTE], 2, SLOW, lineage)
+    assert swapped.replay_seconds == 1
+    assert swapped.valid
 
 
-def test_a_chain_of_replays_is_bounded() -> None:
-    n = 12
+def test_long_chains_of_replays_count_tenfold() -> None:
+    n = 24
     values = [Value(MIB, i, 2 * n - i, 0.1) for i in range(n)]
     lineage = Lineage.of([[i - 1] if i else [] for i in range(n)])
     loads = [min(op + 1, 2 * n - op + 1, n) for op in range(2 * n + 1)]
+    outcome = run(values, loads, [SHARE] * (n - 1) + [RECOMPUTE], n, CLOSED, lineage)
+    assert outcome.replay_seconds == pytest.approx(0.1 * n)  # 24 links, one each
     outcome = run(values, loads, [RECOMPUTE] * n, n, CLOSED, lineage)
-    assert outcome.stuck
+    assert outcome.replay_seconds > 0.1 * sum(range(n)) * 3
     trace = trace_of(values, [load * MIB for load in loads])
-    plan = Frontier(trace, CLOSED, FREE, lineage=lineage).at((n - 4) * MIB)
-    assert plan.fits
-    assert 4 <= plan.codes.astype(bool).sum() < n
+    for share in (4, n // 2, n - 3):
+        plan = Frontier(trace, CLOSED, FREE, lineage=lineage).at((n - share) * MIB)
+        assert plan.fits
+        assert plan.codes.max() == RECOMPUTE
+        # segments: fewer seconds than to begin anew for each value
+        assert plan.replay_seconds < 0.1 * share * (share + 1) / 2 + 0.2 * share
 
 
 def test_a_replay_needs_room_for_what_it_touches() -> None:

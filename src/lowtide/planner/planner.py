@@ -18,7 +18,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from lowtide.plan import KEEP, Plan
+from lowtide.plan import KEEP, RECOMPUTE, Plan
 from lowtide.planner.recompute import Lineage
 from lowtide.planner.schedule import Allowed, Codes, Lanes, Outcome, Timetable
 from lowtide.trace import Trace
@@ -77,7 +77,7 @@ class Frontier:
         return Plan(
             key=self.trace.key,
             budget_bytes=budget_bytes,
-            codes=codes.copy(),
+            codes=np.minimum(codes, RECOMPUTE),
             until=until,
             reads=reads,
             plain_peak_bytes=self.trace.plain_peak_bytes,

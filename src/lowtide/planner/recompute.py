@@ -2,8 +2,8 @@
 """Which saved values are computed from which: what replays share.
 
 Where a dropped value is made from another dropped one, replaying the first replays the
-second too, and keeps it until its own use: each is computed once. The second is then
-back earlier than its own use alone would ask for.
+second too. The planner weighs two ways (cpp/timeline.h): the second is dropped again
+and computed once more for its own use, or it stays from then on and is computed once.
 """
 
 from __future__ import annotations

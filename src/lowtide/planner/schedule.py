@@ -26,7 +26,7 @@ from lowtide.trace import Trace
 
 COPY_TAX = 0.06  # seconds of compute lost per second of a hidden copy
 SMALL = 32 << 10  # bytes below which moving a value is not worth an action
-LONGEST_CHAIN = 8  # values replayed one after another for one use
+LONGEST_CHAIN = 16  # values replayed for one use; longer ones count tenfold
 
 Codes = NDArray[np.int8]
 
@@ -57,7 +57,7 @@ class Outcome(NamedTuple):
     """What one plan leads to under one budget; no times where it is not valid."""
 
     excess_bytes: int  # above what could be kept
-    stuck: bool  # a replay has no room, or belongs to too long a chain
+    stuck: bool  # a replay has no room
     peak_bytes: int
     moved_bytes: int
     step_seconds: float
