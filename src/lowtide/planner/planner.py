@@ -15,6 +15,9 @@ leaves for all of its window or not at all.
 
 from __future__ import annotations
 
+import sys
+from typing import TypeAlias
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -25,6 +28,9 @@ from lowtide.trace import Trace
 
 EFFORT = 1 << 23  # operators and values looked at
 _LEVELS = 64  # between the least peak of all plans and that without any
+Rank: TypeAlias = tuple[int, bool, float, int]
+
+_BATCH = 16  # plans tried at once
 _BELOW = 8  # below: what still can be done where some operator cannot fit
 
 
@@ -57,21 +63,23 @@ class Frontier:
         self._timetable = Timetable(trace, lanes, allowed, lineage, held)
         self._effort = effort
         self._plans: Codes | None = None  # found at the first budget that needs any
+        self._least = np.zeros(0)  # seconds of each with ample memory
 
     @property
     def plans(self) -> Codes:
-        """All plans of the pool, one a row; the first keeps everything."""
+        """All plans of the pool, one a row, fastest first where memory is ample."""
         if self._plans is None:
-            self._plans = self._find()
+            found = self._find()
+            ample = self._timetable.run(found, self.trace.plain_peak_bytes)
+            least = np.array([outcome.step_seconds for outcome in ample])
+            order = np.argsort(least, kind="stable")
+            self._plans, self._least = found[order], least[order]
         return self._plans
 
     def at(self, budget_bytes: int) -> Plan:
         """Take the fastest plan that keeps to a budget, or comes nearest to it."""
         fits_whole = budget_bytes >= self.trace.plain_peak_bytes
-        plans = self._keep() if fits_whole else self.plans
-        outcomes = self._timetable.run(plans, budget_bytes)
-        best = min(range(len(outcomes)), key=lambda p: _rank(outcomes[p]))
-        codes = plans[best]
+        codes = self._keep()[0] if fits_whole else self._fastest(budget_bytes)
         (outcome,) = self._timetable.run(codes, budget_bytes)
         until, reads = self._timetable.points(codes)
         return Plan(
@@ -88,6 +96,21 @@ class Frontier:
             replay_seconds=outcome.replay_seconds,
             copy_seconds=outcome.copy_seconds,
         )
+
+    def _fastest(self, budget_bytes: int) -> Codes:
+        """Look through the pool, the plans that could be fastest first."""
+        plans, least = self.plans, self._least
+        best: Rank = (sys.maxsize, True, 0.0, 0)
+        fastest: Codes = plans[0]
+        for first in range(0, len(plans), _BATCH):
+            if best[:2] == (0, False) and least[first] > best[2]:
+                break  # no plan from here on can be faster
+            batch = plans[first : first + _BATCH]
+            outcomes = self._timetable.run(batch, budget_bytes)
+            p = min(range(len(batch)), key=lambda i: _rank(outcomes[i]))
+            if _rank(outcomes[p]) < best:
+                best, fastest = _rank(outcomes[p]), batch[p]
+        return fastest
 
     def _keep(self) -> Codes:
         return np.full((1, self._timetable.n_values), KEEP, np.int8)
@@ -111,7 +134,7 @@ def _levels(plain: NDArray[np.int64], floor: NDArray[np.int64]) -> NDArray[np.in
     return np.unique(np.concatenate([below, between]).astype(np.int64))
 
 
-def _rank(outcome: Outcome) -> tuple[int, bool, float, int]:
+def _rank(outcome: Outcome) -> Rank:
     return (
         outcome.excess_bytes,
         outcome.stuck,
