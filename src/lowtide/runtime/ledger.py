@@ -79,13 +79,20 @@ class Ledger:
 
     def drain(self) -> None:
         """Settle what has happened since: dead values and finished copies."""
-        while self.orphans:
+        for _ in range(len(self.orphans)):
             value = self.orphans.popleft()
             if value.saved or value not in self.alive:
                 continue
-            self._bury(value)
+            if self._replay_needs(value):
+                self.orphans.append(value)  # its bytes may be all that is left of it
+            else:
+                self._bury(value)
         if self.flights:
             self._land()
+
+    def _replay_needs(self, value: Value) -> bool:
+        """Say whether a replay that is under way has yet to read a value."""
+        return any(uses.get(id(value), 0) > 0 for uses in self.replaying)
 
     def _bury(self, value: Value) -> None:
         self.alive.discard(value)
@@ -276,7 +283,7 @@ class Ledger:
         """Let go of a value's memory; it will be computed again."""
         if value.copy is not None or value.reading is not None:
             return False
-        if any(uses.get(id(value), 0) > 0 for uses in self.replaying):
+        if self._replay_needs(value):
             return False
         if value.op is None or not self.movable(value):
             return False
