@@ -136,6 +136,16 @@ def test_a_copy_that_is_not_out_when_memory_is_full_stalls() -> None:
     assert plan.stall_seconds == 14
 
 
+def test_without_overhead_the_copies_take_their_time() -> None:
+    # a goes in [1, 3) and returns in [7, 9); w goes in [4, 8), three seconds too late
+    plan = autoswap(HAND, "DOA", 0, costs=SECOND_A_MIB, may_stall=False)
+    assert len(plan.windows) == 3
+    assert plan.stall_seconds == 0
+    assert plan.peak_bytes == 9 * MIB  # at event 2
+    slow = CopyCost(9 / MIB, 0.0, 9 / MIB, 0.0)
+    assert autoswap(HAND, "DOA", 0, costs=slow, may_stall=False).peak_bytes == 10 * MIB
+
+
 def test_ours_meets_what_it_says_without_a_stall() -> None:
     assert without_stall(HAND, 10 * MIB).peak_bytes == 10 * MIB
     one = without_stall(HAND, 0, steady=False, costs=SECOND_A_MIB)

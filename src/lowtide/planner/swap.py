@@ -20,6 +20,7 @@ while that helps. Cost: some hundred schedules of O(windows + events) each.
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 
 import numpy as np
@@ -54,14 +55,24 @@ def autoswap(
     *,
     costs: CopyCost | None = None,
     slips: bool = False,
+    may_stall: bool = True,
 ) -> Swapping:
-    """Plan as AutoSwap does, "stick to limit": stall where the limit demands it."""
+    """Plan as AutoSwap does for a limit, choosing by a score (see candidates.py).
+
+    `may_stall`: "stick to limit", stalls where the limit demands it. Otherwise "no
+    overhead": the copies take their time, and `peak_bytes` is what that leads to.
+    """
     costs = costs or CopyCost()
     windows = peak_windows(recording, any_access=slips)
     order = rank(
         score, recording, windows, costs, limit_bytes=limit_bytes, as_published=slips
     )
     chosen = select(recording, windows[order], limit_bytes)
+    if not may_stall:
+        clock = _Clock(recording, costs, sys.maxsize, slips=False)
+        clock.out(chosen)
+        clock.back()  # what is not out before it has to return has never left
+        return Swapping(chosen, 0.0, clock.peak_bytes)
     clock = _Clock(recording, costs, limit_bytes, slips)
     stall = clock.out(chosen) + clock.back()
     return Swapping(chosen, stall, clock.peak_bytes)
