@@ -548,3 +548,44 @@ def test_a_device_out_of_memory_is_given_room_and_tries_again() -> None:
     assert len(runs) == 4
     assert session.lane is not None
     assert session.lane.written_bytes + session.replayer.bytes > 0
+
+
+# Deaths in the middle of a replay.
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_what_a_replay_reads_outlives_its_graph(seed: int) -> None:
+    """A swapped value dies, and a value is computed from it again before that counts.
+
+    Under pressure whatever makes room first settles who has died, in the middle of a
+    replay too; here it does so every time.
+    """
+
+    class Thorough(Session):
+        def __enter__(self) -> Session:
+            session = super().__enter__()
+            ledger = session.ledger
+            make_room = ledger.make_room
+
+            def thorough(need: int) -> bool:
+                ledger.drain()
+                return make_room(need)
+
+            ledger.make_room = thorough  # type: ignore[method-assign]
+            return session
+
+    def program() -> list[Any]:
+        x = leaf(64, 64)
+        total = torch.zeros(())
+        for i in range(12):
+            shared = x + i
+            later = (shared * 0.1).exp()  # saves itself, made from what sin saves
+            total = total + later.sum() + shared.sin().sum()
+            del shared, later
+        total.backward()
+        return [x.grad]
+
+    expected = run_plain(program)
+    session = Thorough(PLENTY, policy="random", force=True, seed=seed)
+    assert_same(expected, run_under(session, program), f"seed {seed}")
+    assert moved_bytes(session) > 0
