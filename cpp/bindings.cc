@@ -152,7 +152,8 @@ std::vector<T> ToVector(const Row<T>& row) {
 Simulator MakeSimulator(const Row<double>& seconds, const In& plain,
                         const In& bytes, const Row<int>& start,
                         const Row<int>& stop, const Row<double>& replay,
-                        const In& replay_from, const Row<std::int8_t>& ways, double write, double read,
+                        const In& replay_from, const Row<std::int8_t>& ways,
+                        double write, double read,
                         double tax, const Row<int>& first_parent,
                         const Row<int>& parents, int longest_chain) {
   const std::size_t m = bytes.size();
@@ -261,7 +262,8 @@ NB_MODULE(_core, m) {
            "The least load that each operator can be brought to.");
   m.def("simulator", &lowtide::MakeSimulator, nb::arg("seconds"),
         nb::arg("plain"), nb::arg("sizes"), nb::arg("start"), nb::arg("stop"),
-        nb::arg("replay"), nb::arg("replay_from"), nb::arg("ways"), nb::arg("write"), nb::arg("read"),
+        nb::arg("replay"), nb::arg("replay_from"), nb::arg("ways"),
+        nb::arg("write"), nb::arg("read"),
         nb::arg("tax"), nb::arg("first_parent"), nb::arg("parents"),
         nb::arg("longest_chain"), "Lay an iteration out; bits of `ways`: may "
         "be swapped (1), may be computed again (2).");

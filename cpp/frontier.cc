@@ -92,7 +92,8 @@ class Finder {
       if (value.swappable) {
         const double window = clock_[value.stop] - clock_[value.start];
         ways.way[i] = kSwap;
-        ways.cost[i] = copy * (it_.tax + std::max(price, 0.0)) + std::max(0.0, copy - window);
+        ways.cost[i] = copy * (it_.tax + std::max(price, 0.0)) +
+                       std::max(0.0, copy - window);
       }
       const double replay = used ? value.seconds : 0;
       const bool room = level >= value.replay_from &&
@@ -103,9 +104,9 @@ class Finder {
       }
     }
     std::iota(ways.dearest.begin(), ways.dearest.end(), 0);
-    std::stable_sort(ways.dearest.begin(), ways.dearest.end(), [&](int a, int b) {
-      return ways.cost[a] > ways.cost[b];
-    });
+    std::stable_sort(
+        ways.dearest.begin(), ways.dearest.end(),
+        [&](int a, int b) { return ways.cost[a] > ways.cost[b]; });
     return ways;
   }
 

@@ -16,9 +16,9 @@
 
 namespace lowtide {
 
-// The pool: codes of each level's plan (levels ascend), and of those between one
-// level and the next. `effort` counts operators and values looked at; the same
-// effort gives the same plans on every machine.
+// The pool: codes of each level's plan (levels ascend), and of those between
+// one level and the next. `effort` counts operators and values looked at; the
+// same effort gives the same plans on every machine.
 std::vector<std::vector<std::int8_t>> FindFrontier(
     Simulator& simulator, const std::vector<Bytes>& levels,
     std::int64_t effort);

@@ -26,7 +26,8 @@ void Validate(const Iteration& it) {
     for (int e = it.first_parent[i]; e < it.first_parent[i + 1]; ++e) {
       const int p = it.parents[e];
       if (p < 0 || p >= static_cast<int>(i))
-        throw std::invalid_argument("a value comes before what it is made from");
+        throw std::invalid_argument(
+            "a value comes before what it is made from");
     }
   }
 }
@@ -60,7 +61,8 @@ Simulator::Simulator(Iteration iteration) : iteration_(std::move(iteration)) {
   std::stable_sort(by_start_.begin(), by_start_.end(), [this](int a, int b) {
     return iteration_.values[a].start < iteration_.values[b].start;
   });
-  for (auto* one_a_value : {&away_until_, &begins_, &next_due_, &needed_, &replayed_for_})
+  for (auto* one_a_value :
+       {&away_until_, &begins_, &next_due_, &needed_, &replayed_for_})
     one_a_value->resize(m);
   written_.resize(m);
   lead_.resize(m);
@@ -95,8 +97,8 @@ bool Simulator::Stuck(std::span<const std::int8_t> codes, Bytes level) const {
   return false;
 }
 
-// Seconds to compute a value before `op`, with all that it is made from and that
-// is missing then; what was computed for this operator already is not missing.
+// Seconds to compute a value before `op`, with all that it is made from and is
+// missing then; what was computed for this operator already is not missing.
 double Simulator::Replay(std::span<const std::int8_t> codes, int value,
                          int op) {
   constexpr double kTooLong = 10;
