@@ -11,7 +11,7 @@ namespace lowtide {
 namespace {
 
 constexpr Page kHugePages = 512;              // pages in a huge page
-constexpr std::int64_t kSlack = 400;          // one such part of the peak
+constexpr std::int64_t kTolerated = 6 << 20;  // bytes beyond the largest live ones
 constexpr unsigned char kPattern = 0xdb;
 
 std::int64_t bytes_of(Page pages) { return std::int64_t{pages} * kPageBytes; }
@@ -45,6 +45,7 @@ bool Arena::reserve(std::size_t bytes, bool huge_pages) {
   madvise(reinterpret_cast<void*>(base_), bytes,
           huge_pages ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
 #endif
+  huge_ = huge_pages;
   end_ = pages;
   border_ = zone_ = pages / 2;
   bytes_ = bytes;  // from here on it owns addresses
@@ -123,9 +124,44 @@ Id Arena::as_it_comes(Page pages) {
   return id == kNil ? kNil : take(id, ranges_[id].page, pages);
 }
 
+// Has pages of a free range given by the system. It gives a whole huge page where
+// none of its pages was given before: what the block does not use of it is kept.
+void Arena::touch(Id id, Page page, Page pages) {
+  Extent& range = ranges_[id];
+  if (range.touched == range.pages ||
+      (range.packed && page + pages <= range.page + range.touched)) {
+    return;
+  }
+  Page start = page, stop = page + pages;
+  const auto is_whole = [&](Page huge) {
+    return huge_ && huge >= range.page && huge + kHugePages <= range.end() &&
+           ranges_.touched.count(huge, kHugePages) == 0;
+  };
+  if (const Page huge = down_to_huge(start); is_whole(huge)) {
+    start = huge;
+  }
+  if (const Page huge = down_to_huge(stop - 1); is_whole(huge)) {
+    stop = huge + kHugePages;
+  }
+  const Page fresh = stop - start - ranges_.touched.count(start, stop - start);
+  ranges_.touched.insert(start, stop - start);
+  range.packed = range.packed && start <= range.page + range.touched;
+  range.touched += fresh;
+  figures_.kept += bytes_of(fresh);
+  figures_.fresh += bytes_of(fresh);
+  if (debug_) {
+    fill(start, page - start);
+    fill(page + pages, stop - page - pages);
+  }
+}
+
 // Makes a live block of part of a free range.
 Id Arena::take(Id id, Page page, Page pages) {
+  if (debug_) {
+    check(page, pages);
+  }
   ranges_.leave(id);
+  touch(id, page, pages);
   if (page > ranges_[id].page) {
     const Id front = id;
     id = ranges_.split(front, page - ranges_[front].page);
@@ -134,18 +170,9 @@ Id Arena::take(Id id, Page page, Page pages) {
   if (pages < ranges_[id].pages) {
     ranges_.enter(ranges_.split(id, pages));
   }
-  Extent& block = ranges_[id];
-  block.free = false;
-  if (debug_) {
-    check(page, pages);
-  }
-  const Page fresh = pages - block.touched;
-  figures_.kept -= bytes_of(block.touched);
+  ranges_[id].free = false;
+  figures_.kept -= bytes_of(pages);
   figures_.live += bytes_of(pages);
-  figures_.fresh += bytes_of(fresh);
-  if (fresh > 0) {
-    ranges_.touched.insert(page, pages);
-  }
   return id;
 }
 
@@ -221,33 +248,38 @@ std::int64_t Arena::elsewhere() const {
   return std::max<std::int64_t>(0, all - figures_.asked);
 }
 
+// Gives kept pages back beyond the limit: whole huge pages, then parts of them
+// (which breaks them). A little too much is not worth either, but for a budget.
 void Arena::keep_within_limit(std::int64_t others) {
-  const std::int64_t slack = most_ / kSlack;
-  const std::int64_t most =
-      limit_ >= 0 ? std::min(limit_, most_ + slack) : most_ + slack;
-  const std::int64_t limit = most - others;
-  std::int64_t excess = figures_.live + figures_.kept - limit;
-  excess = std::min(excess, figures_.kept);
-  if (excess <= 0) {
-    return;
-  }
-  auto wanted = static_cast<Page>((excess + kPageBytes - 1) / kPageBytes);
-  // Whole huge pages first; what plans do not use first; large ranges first.
+  const bool strict = limit_ >= 0 && limit_ < most_ + kTolerated;
+  const std::int64_t tolerated = strict ? 0 : kTolerated;
   for (const bool ragged : {false, true}) {
-    for (const Kind kind : {kKept, kKeptInZone}) {
-      const Bins& bins = ranges_.bins(kind);
-      const Page least = ragged ? 0 : Bins::of(kHugePages);
-      for (Page bin = Bins::kCount; bin-- > least;) {
-        if (bins.filled[bin / 64] == 0) {
-          bin = bin / 64 * 64;
-          continue;
-        }
-        for (Id id = bins.first[bin], next; id != kNil; id = next) {
-          next = ranges_[id].bin_after;
-          wanted -= std::min(wanted, give_back(id, wanted, ragged));
-          if (wanted == 0) {
-            return;
-          }
+    const std::int64_t excess =
+        std::min(figures_.live + figures_.kept + others - (strict ? limit_ : most_),
+                 figures_.kept + tolerated);
+    if (excess <= tolerated) {
+      return;
+    }
+    const std::int64_t bytes = ragged ? excess - tolerated : excess;
+    give_back_most(static_cast<Page>((bytes + kPageBytes - 1) / kPageBytes), ragged);
+  }
+}
+
+// What plans do not use goes first, then large ranges.
+void Arena::give_back_most(Page wanted, bool ragged) {
+  const Page least = ragged ? 0 : Bins::of(kHugePages);
+  for (const Kind kind : {kKept, kKeptInZone}) {
+    const Bins& bins = ranges_.bins(kind);
+    for (Page bin = Bins::kCount; bin-- > least;) {
+      if (bins.filled[bin / 64] == 0) {
+        bin = bin / 64 * 64;
+        continue;
+      }
+      for (Id id = bins.first[bin], next; id != kNil; id = next) {
+        next = ranges_[id].bin_after;
+        wanted -= std::min(wanted, give_back(id, wanted, ragged));
+        if (wanted == 0) {
+          return;
         }
       }
     }
@@ -283,6 +315,12 @@ Page Arena::give_back(Id id, Page wanted, bool ragged) {
 }
 
 void Arena::discard(Page page, Page pages) {
+  if (huge_ && page % kHugePages != 0) {
+    *address(page) = 0;  // or it comes again with the rest of its huge page
+  }
+  if (huge_ && (page + pages) % kHugePages != 0) {
+    *address(page + pages - 1) = 0;
+  }
   madvise(address(page), std::size_t{pages} * kPageBytes, MADV_DONTNEED);
   ranges_.touched.erase(page, pages);
   figures_.kept -= bytes_of(pages);

@@ -9,7 +9,7 @@
 //   - A free page is either *kept* (the system has given it; using it again
 //     costs nothing) or *clean* (it costs a page fault and zeroing). Pages are
 //     kept while what is live and kept stays within a limit: the largest live
-//     bytes so far and 0.25 % (plans are nearly perfect), and a budget if one
+//     bytes so far and 6 MiB (less would break huge pages), and a budget if one
 //     is given. Beyond that, free pages go back to the system.
 //     So the memory that the system sees never exceeds the limit, whatever the
 //     order of allocations; fragmentation costs faults, not memory.
@@ -121,11 +121,13 @@ class Arena {
 
   Id planned(Page pages, std::int64_t op);
   Id as_it_comes(Page pages);
+  void touch(Id id, Page page, Page pages);
   Id take(Id id, Page page, Page pages);
   Id find_live(const void* data);
 
   std::int64_t elsewhere() const;  // bytes live outside the arena
   void keep_within_limit(std::int64_t others);
+  void give_back_most(Page wanted, bool ragged);
   Page give_back(Id id, Page wanted, bool ragged);
   void discard(Page page, Page pages);
 
@@ -140,6 +142,7 @@ class Arena {
   std::size_t bytes_ = 0;
   Page border_ = 0;  // where the zone of plans begins
   Page end_ = 0;
+  bool huge_ = false;
   Page zone_ = 0;    // where plans begin in it
   Ranges ranges_;
   std::int64_t handed_out_ = 0;

@@ -35,6 +35,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <mutex>
 #include <vector>
 
@@ -233,13 +234,20 @@ Slot look_up(const void* data) {
   return shard.slots ? shard.slots[find(shard, address)] : Slot{0, 0, 0};
 }
 
-// The variable by which c10 asks for huge pages; here, 0 turns them off.
+// Whether the kernel gives huge pages, and they are not turned off by the variable
+// by which c10 asks for them.
 bool huge_pages_wanted() {
-  static const bool wanted = [] {
-    const char* text = std::getenv("THP_MEM_ALLOC_ENABLE");
-    return !text || *text != '0';
-  }();
-  return wanted;
+  const char* text = std::getenv("THP_MEM_ALLOC_ENABLE");
+  if (text && *text == '0') {
+    return false;
+  }
+  char state[64] = "";
+  if (FILE* const file = std::fopen("/sys/kernel/mm/transparent_hugepage/enabled", "r")) {
+    const size_t read = std::fread(state, 1, sizeof(state) - 1, file);
+    state[read] = 0;
+    std::fclose(file);
+  }
+  return state[0] != 0 && !std::strstr(state, "[never]");
 }
 
 size_t whole_pages(size_t bytes) { return (bytes + kPage - 1) & ~(kPage - 1); }

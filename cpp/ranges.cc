@@ -145,6 +145,11 @@ Id Ranges::merge(Id left, Id right) {
   return left;
 }
 
+bool Ranges::is_packed(const Extent& extent) const {
+  const Page stop = extent.page + extent.touched;
+  return touched.next(extent.page, stop, false) == stop;
+}
+
 Id Ranges::split(Id id, Page pages) {
   const Extent whole = extents_[id];
   const Id rest = make(whole.page + pages, whole.pages - pages);
@@ -158,11 +163,8 @@ Id Ranges::split(Id id, Page pages) {
     const Page counted = shorter ? touched.count(front.page, pages)
                                  : touched.count(behind.page, behind.pages);
     front.touched = shorter ? counted : whole.touched - counted;
-    front.packed = front.touched == front.pages || front.touched == 0;
-    behind.packed = false;
   }
   behind.touched = whole.touched - front.touched;
-  behind.packed |= behind.touched == behind.pages || behind.touched == 0;
   behind.before = id;
   behind.after = whole.after;
   if (whole.after != kNil) {
@@ -170,6 +172,10 @@ Id Ranges::split(Id id, Page pages) {
   }
   front.pages = pages;
   front.after = rest;
+  if (!whole.packed) {
+    front.packed = is_packed(front);
+    behind.packed = is_packed(behind);
+  }
   return rest;
 }
 

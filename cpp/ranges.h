@@ -80,6 +80,7 @@ class Ranges {
   Id make(Page page, Page pages);
   void drop(Id id);
   Id merge(Id left, Id right);
+  bool is_packed(const Extent& extent) const;
 
   Extent* extents_ = nullptr;
   Id* starting_ = nullptr;

@@ -153,7 +153,7 @@ void footprint_follows_the_peak() {
     const auto figures = arena.figures();
     EXPECT(figures.live == pages * kPage);
     EXPECT(figures.live + figures.kept == figures.fresh - figures.returned);
-    EXPECT(figures.footprint <= (peak + peak / 400) * kPage);
+    EXPECT(figures.footprint <= peak * kPage + (6 << 20));
   }
   for (const Block& block : blocks) {
     release(arena, block);
