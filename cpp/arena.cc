@@ -248,40 +248,42 @@ std::int64_t Arena::elsewhere() const {
   return std::max<std::int64_t>(0, all - figures_.asked);
 }
 
-// Gives kept pages back beyond the limit: whole huge pages, then parts of them
-// (which breaks them). A little too much is not worth either, but for a budget.
+// Gives kept pages back beyond the limit: what plans do not use first; whole huge
+// pages, then parts of them, which breaks them. A little too much is not worth it,
+// but for a budget, or where a plan has a use for the memory.
 void Arena::keep_within_limit(std::int64_t others) {
   const bool strict = limit_ >= 0 && limit_ < most_ + kTolerated;
   const std::int64_t tolerated = strict ? 0 : kTolerated;
-  for (const bool ragged : {false, true}) {
-    const std::int64_t excess =
-        std::min(figures_.live + figures_.kept + others - (strict ? limit_ : most_),
-                 figures_.kept + tolerated);
-    if (excess <= tolerated) {
-      return;
+  const std::int64_t limit = (strict ? limit_ : most_) - others;
+  if (figures_.live + figures_.kept - limit <= tolerated) {
+    return;
+  }
+  for (const Kind kind : {kKept, kKeptInZone}) {
+    for (const bool ragged : {false, true}) {
+      const bool some_stay = ragged && (kind == kKeptInZone || !plan_);
+      const std::int64_t excess =
+          figures_.live + figures_.kept - limit - (some_stay ? tolerated : 0);
+      if (excess > 0) {
+        const std::int64_t bytes = std::min(excess, figures_.kept);
+        give_back_most(kind, static_cast<Page>((bytes + kPageBytes - 1) / kPageBytes),
+                       ragged);
+      }
     }
-    const std::int64_t bytes = ragged ? excess - tolerated : excess;
-    give_back_most(static_cast<Page>((bytes + kPageBytes - 1) / kPageBytes), ragged);
   }
 }
 
-// What plans do not use goes first, then large ranges.
-void Arena::give_back_most(Page wanted, bool ragged) {
+// Large ranges go first.
+void Arena::give_back_most(Kind kind, Page wanted, bool ragged) {
   const Page least = ragged ? 0 : Bins::of(kHugePages);
-  for (const Kind kind : {kKept, kKeptInZone}) {
-    const Bins& bins = ranges_.bins(kind);
-    for (Page bin = Bins::kCount; bin-- > least;) {
-      if (bins.filled[bin / 64] == 0) {
-        bin = bin / 64 * 64;
-        continue;
-      }
-      for (Id id = bins.first[bin], next; id != kNil; id = next) {
-        next = ranges_[id].bin_after;
-        wanted -= std::min(wanted, give_back(id, wanted, ragged));
-        if (wanted == 0) {
-          return;
-        }
-      }
+  const Bins& bins = ranges_.bins(kind);
+  for (Page bin = Bins::kCount; wanted > 0 && bin-- > least;) {
+    if (bins.filled[bin / 64] == 0) {
+      bin = bin / 64 * 64;
+      continue;
+    }
+    for (Id id = bins.first[bin], next; id != kNil && wanted > 0; id = next) {
+      next = ranges_[id].bin_after;
+      wanted -= std::min(wanted, give_back(id, wanted, ragged));
     }
   }
 }

@@ -127,7 +127,7 @@ class Arena {
 
   std::int64_t elsewhere() const;  // bytes live outside the arena
   void keep_within_limit(std::int64_t others);
-  void give_back_most(Page wanted, bool ragged);
+  void give_back_most(Kind kind, Page wanted, bool ragged);
   Page give_back(Id id, Page wanted, bool ragged);
   void discard(Page page, Page pages);
 

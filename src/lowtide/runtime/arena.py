@@ -41,9 +41,9 @@ _SLOTS = 2  # the longest life is two cycles
 _SERVED = 0.95  # of a plan's places must be asked for, or it was another cycle
 _CROWDED = 0.05  # of the requests find their place taken: something lies in the way
 _PATIENCE = 3  # crowded cycles in a row until the zone is moved
-_GOOD = 1.002  # times the lower bound: a placement that is looked at no longer
-_NODES = 1 << 14
-_SECONDS = 0.5  # for one plan, at the most
+_GOOD = 1.0005  # times the lower bound: a placement that is looked at no longer
+_NODES = 1 << 17
+_SECONDS = 1.0  # for one plan, at the most
 _LONGEST_LOG = 24  # cycles recorded without finding any that come again
 _PAUSE = 10 * _LONGEST_LOG  # cycles until it is tried again
 
