@@ -221,6 +221,8 @@ std::pair<Out<std::int8_t>, std::size_t> Frontier(Simulator& simulator,
 }  // namespace lowtide
 
 NB_MODULE(_core, m) {
+  // Sessions may outlive the interpreter's orderly end; that is no leak to report.
+  nb::set_leak_warnings(false);
   m.doc() = "The planner's core: live bytes, independent parts, placement.";
   m.def("live_bytes", &lowtide::LiveCurve, nb::arg("born"), nb::arg("dead"),
         nb::arg("sizes"), nb::arg("period") = 0,
