@@ -302,6 +302,46 @@ def replay_cost(value: Value, limit: int = 64) -> tuple[float | None, int]:
     return seconds, scratch
 
 
+class Replay(NamedTuple):
+    """What it takes to compute a value again from other saved ones."""
+
+    seconds: float
+    scratch: int  # largest bytes that one of its operators touches
+    parents: list[int]  # slots of the saved values that it starts from
+
+
+def replay_from(value: Value, slots: dict[int, int], limit: int = 64) -> Replay | None:
+    """Measure the replay of a saved value from those saved before it, and from sources.
+
+    `slots` numbers the saved values by their id, in the order of saving. None where a
+    source is gone or more than `limit` operators would run.
+    """
+    if value.op is None:
+        return None
+    own, parents = slots[id(value)], set()
+    seconds, scratch = 0.0, 0
+    seen, stack = {id(value.op)}, [value.op]
+    while stack:
+        op = stack.pop()
+        seconds += op.seconds
+        touched = op.need
+        for parent in op.inputs:
+            touched += parent.nbytes
+            slot = slots.get(id(parent), own)
+            if slot < own:
+                parents.add(slot)
+            elif parent.op is None:
+                if parent.copy is None and not parent.trusted:
+                    return None
+            elif id(parent.op) not in seen:
+                if len(seen) >= limit:
+                    return None
+                seen.add(id(parent.op))
+                stack.append(parent.op)
+        scratch = max(scratch, touched)
+    return Replay(seconds, scratch, sorted(parents))
+
+
 def recoverable(value: Value) -> bool:
     """Say whether a value could be computed again from what is at hand or pinned.
 

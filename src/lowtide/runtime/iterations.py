@@ -10,13 +10,16 @@ way, and a wrong guess is replaced at the first value that differs.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lowtide.recorder.values import Value, replay_cost
-from lowtide.scheduler.director import Lanes, Rules, assign
+from lowtide.planner.planner import Frontier
+from lowtide.planner.recompute import Lineage
+from lowtide.planner.schedule import Allowed
+from lowtide.recorder.values import Value, replay_from
+from lowtide.scheduler.director import Lanes, Rules
 from lowtide.trace import OPS, VALUES, Trace
 
 _KNOWN = 64  # iterations of different shape remembered
@@ -32,9 +35,10 @@ class Forecast:
     trace: Trace
     base: int  # live bytes at its first save
     load: NDArray[np.int64]  # bytes not managed by us, plus need, per operator
-    plan: NDArray[np.int8]
-    planned_peak: int
+    frontier: Frontier
     prefixes: list[int]
+    plan: NDArray[np.int8] = field(default_factory=lambda: np.zeros(0, np.int8))
+    planned_peak: int = 0
     seen: int = 1
     growth: int = 0  # live bytes at the start, above those of the trace
 
@@ -58,6 +62,8 @@ class Iterations:
         self.ops: list[tuple[float, int, int, int, int]] = []
         self.slots: list[Value] = []
         self._rows: list[list[float]] = []
+        self._parents: list[list[int]] = []  # slots that each value is made from
+        self._held: list[bool] = []  # by the program too, as backward begins
         self._prefixes: list[int] = []
         self._hash = 0
         self._base = live
@@ -73,17 +79,7 @@ class Iterations:
         slot = value.slot = len(self.slots)
         self.slots.append(value)
         op = value.op
-        seconds, scratch = replay_cost(value)
-        self._rows.append(
-            [
-                value.nbytes,
-                position,
-                -1,
-                seconds or 0.0,
-                seconds is not None,
-                scratch,
-            ]
-        )
+        self._rows.append([value.nbytes, position, -1, 0.0, False, 0])
         name = op.facts.name if op is not None else ""
         self._hash = hash((self._hash, value.nbytes, name))
         self._prefixes.append(self._hash)
@@ -129,8 +125,23 @@ class Iterations:
         if 0 <= slot < len(self._rows) and self.slots[slot] is value:
             row = self._rows[slot]
             if row[2] < 0:
+                if not self.used:
+                    self._survey()
                 row[2] = position
                 self.used += 1
+
+    def _survey(self) -> None:
+        """Look, as backward begins, at what each value could be made from again."""
+        known = self._by_key.get(self._hash)
+        if known is not None and known.seen >= _REPLANS:
+            return
+        slots = {id(value): slot for slot, value in enumerate(self.slots)}
+        for value, row in zip(self.slots, self._rows, strict=True):
+            replay = replay_from(value, slots)
+            if replay is not None:
+                row[3:6] = replay.seconds, True, replay.scratch
+            self._parents.append([] if replay is None else replay.parents)
+            self._held.append(value.resident and value.held_by_others())
 
     def finish(self) -> Forecast | None:
         """End the iteration; returns its forecast when it had any backward."""
@@ -152,12 +163,24 @@ class Iterations:
             np.array([tuple(row) for row in self._rows], dtype=VALUES),
             self._hash,
         )
+        surveyed, missing = len(self._parents), len(self._rows) - len(self._parents)
+        assert surveyed + missing == len(trace.values)
+        held = np.array(self._held + [True] * missing, dtype=np.bool_)
+        frontier = Frontier(
+            trace,
+            self.lanes,
+            Allowed(
+                swap=self.rules.swap and self.rules.planned,
+                recompute=self.rules.recompute and self.rules.planned,
+            ),
+            lineage=Lineage.of(self._parents + [[]] * missing),
+            held=held,
+        )
         forecast = Forecast(
             trace=trace,
+            frontier=frontier,
             base=self._base,
             load=(trace.ops["live"] - trace.ops["managed"] + trace.ops["need"]),
-            plan=np.zeros(0, np.int8),
-            planned_peak=0,
             prefixes=self._prefixes,
             seen=1 if known is None else known.seen + 1,
         )
@@ -173,19 +196,9 @@ class Iterations:
         whole = int((ops["live"] + ops["absent"] + ops["need"]).max()) + grown
         # what fits whole is repeated as it was; what is moved needs some leeway
         target = int(self.budget * (1 if whole <= self.budget else _TIGHT)) - grown
-        forecast.plan = assign(trace, target, self.lanes, self.rules)
-        plain = ops["live"] + ops["absent"] + ops["need"]
-        away = np.zeros(len(plain) + 1, dtype=np.int64)
-        leaves = forecast.plan > 0
-        values = trace.values
-        stops = np.where(values["first_use"] < 0, len(plain), values["first_use"])
-        np.add.at(away, values["saved"][leaves] + 1, -values["bytes"][leaves])
-        np.add.at(
-            away,
-            np.maximum(stops, values["saved"] + 1)[leaves],
-            values["bytes"][leaves],
-        )
-        forecast.planned_peak = int((plain + np.cumsum(away)[:-1]).max()) + grown
+        plan = forecast.frontier.at(target)
+        forecast.plan = plan.codes
+        forecast.planned_peak = plan.peak_bytes + grown
 
     def _claim(self, forecast: Forecast) -> None:
         """Make this the latest iteration, which its beginnings foretell."""
