@@ -374,7 +374,11 @@ def test_a_session_plans_and_stays_within_its_budget(
     plain = few_steps(None)
     peak = counter.peak.value - base
     budget = base + int(0.7 * peak)
-    for session in (Session("1GiB"), Session(budget), Session(budget, pool=False)):
+    for session in (
+        Session("1GiB", pool=True),
+        Session(budget, pool=True),
+        Session(budget),
+    ):
         counter.trim()
         trained = few_steps(session)
         assert all(torch.equal(a, b) for a, b in zip(plain, trained, strict=True))

@@ -110,9 +110,9 @@ def run(
     pool: Annotated[
         bool,
         typer.Option(
-            help="Plan where memory goes, so that it is not given back and taken again."
+            help="Plan where memory goes, so that the system sees no more than is used."
         ),
-    ] = True,
+    ] = False,
     report: Annotated[
         Path | None,
         typer.Option(metavar="FILE.json", help="Write what happened to a file too."),
