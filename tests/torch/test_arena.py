@@ -392,7 +392,7 @@ def test_what_the_system_sees_stays_within_the_budget(
     counter.reset_peak()
     base = counter.live.value
     few_steps(None)
-    session = Session(base + int(0.7 * (counter.peak.value - base)))
+    session = Session(base + int(0.7 * (counter.peak.value - base)), pool=True)
     torch.manual_seed(0)
     net = Net()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
