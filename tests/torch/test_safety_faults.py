@@ -172,10 +172,10 @@ def mishaps(net: nn.Module, step: int) -> None:
 def test_many_steps_with_mishaps_leave_nothing_behind(policy: str) -> None:
     net = deep(8, 3)
     with forced(policy) as session:
-        for step in range(90):  # a multiple of every mishap's period
+        for step in range(120):  # a multiple of every mishap's period
             mishaps(net, step)
         before = resources(session)
-        for step in range(90, 180):
+        for step in range(120, 240):
             mishaps(net, step)
         after = resources(session)
         assert moved_bytes(session) > 0

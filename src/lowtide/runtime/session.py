@@ -77,7 +77,9 @@ def budget(
             rank's part; bytes are bytes.
         disk_writes: most bytes to write to the disk in one step, since every write
             wears an SSD; any amount where None.
-        policy: "auto", "keep", "swap-only", "recompute-only" or "random".
+        policy: "auto", or with one way out only "swap-only" and "recompute-only", or
+            none, "keep". Published ones, to compare with: "delta", "delta-knapsack",
+            "dtr", "dtr-local", "msps", "lru", "size". "random" serves tests.
         verify: check, in the first two iterations, that every tensor that left comes
             back with the same bits.
         spill_dir: where the spill file goes.
