@@ -14,7 +14,6 @@ from lowtide.plan import KEEP, RECOMPUTE, SWAP, Plan
 from lowtide.planner.planner import Frontier, make_plan
 from lowtide.planner.recompute import Lineage
 from lowtide.planner.schedule import Allowed, Timetable
-from lowtide.scheduler.director import RULES, Lanes, assign
 from lowtide.trace import Trace
 from tests.pure.iterations import (
     CLOSED,
@@ -137,7 +136,7 @@ def test_the_same_plan_is_never_slower_with_more_memory(
         assert fast.step_seconds <= slow.step_seconds + 1e-9
 
 
-# The director's counterexamples (tests/pure/test_director.py).
+# Where a greedy choice takes more away with more memory.
 BIGGER_THAN_NEEDED = (
     [
         Value(3 * MIB, 1, 6, 0.0),
@@ -163,7 +162,7 @@ ONE_TOO_MANY = (
 
 @pytest.mark.parametrize("swap", [True, False])
 @pytest.mark.parametrize("case", [BIGGER_THAN_NEEDED, ONE_TOO_MANY])
-def test_where_the_director_takes_more_away_with_more_memory(
+def test_where_a_greedy_choice_takes_more_away_with_more_memory(
     case: tuple[list[Value], list[int], tuple[int, int], Link], swap: bool
 ) -> None:
     values, loads, budgets, link = case
@@ -243,26 +242,6 @@ def test_recomputing_alone_is_close_to_the_covering_optimum() -> None:
             ratios.append(plan.step_seconds / (trace.seconds + least))
     assert min(ratios) >= 1 - 1e-9
     assert np.mean(np.array(ratios) <= 1.05) >= 0.95
-
-
-@pytest.mark.parametrize("name", ["auto", "swap-only", "recompute-only"])
-def test_no_plan_of_the_directors_is_faster(name: str) -> None:
-    """But for a thousandth: which bytes leave last is a matter of luck for both."""
-    rules = RULES[name]
-    allowed = Allowed(swap=rules.swap, recompute=rules.recompute)
-    cases = [(wild(seed, 12), LINKS[seed % 4]) for seed in range(12)]
-    cases += [(trained(seed, 60), Link(2e9, 1.5e9)) for seed in range(4)]
-    for trace, link in cases:
-        table = Timetable(trace, link, allowed)
-        frontier = Frontier(trace, link, allowed)
-        for share in (0.35, 0.5, 0.7, 0.9):
-            budget = int(share * trace.plain_peak_bytes)
-            theirs = assign(trace, budget, Lanes(link.write, link.read), rules)
-            (outcome,) = table.run(theirs, budget)
-            plan = frontier.at(budget)
-            assert plan.peak_bytes <= max(budget, int(table.floor().max()))
-            if outcome.valid:
-                assert plan.step_seconds <= outcome.step_seconds * 1.001
 
 
 def test_the_same_trace_has_the_same_plan() -> None:
