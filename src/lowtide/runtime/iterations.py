@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from lowtide.planner.planner import Frontier
+from lowtide.planner.planner import EFFORT, Frontier
 from lowtide.planner.recompute import Lineage
 from lowtide.planner.schedule import Allowed
 from lowtide.recorder.values import Value, replay_from
@@ -175,6 +175,7 @@ class Iterations:
             ),
             lineage=Lineage.of(self._parents + [[]] * missing),
             held=held,
+            effort=EFFORT >> (4 if known is None else 0),  # it may never come again
         )
         forecast = Forecast(
             trace=trace,
