@@ -187,3 +187,55 @@ def test_a_graph_kept_from_before_is_not_touched_by_rest() -> None:
     with Session("1GiB"):
         ours = program()
     assert all(torch.equal(a, b) for a, b in zip(plain, ours, strict=True))
+
+
+def test_an_operator_that_meets_the_beginning_of_rest_leaves_no_lineage() -> None:
+    """Its result is written unseen at rest, and dropped after waking."""
+
+    def program() -> list[torch.Tensor]:
+        seed_everything(0)
+        layers = nn.ModuleList(
+            nn.Sequential(nn.Linear(128, 128, bias=False), nn.Tanh()) for _ in range(12)
+        )
+        for step in range(4):
+            x = torch.randn(2048, 128)  # the first operator after backward
+            x.add_(1)
+            h = x
+            del x
+            for layer in [*layers[:3], *(layers[3:] if step == 3 else [])]:
+                h = layer(h)
+            loss = h.square().mean()
+            del h
+            layers.zero_grad()
+            loss.backward()
+        return [p.grad.clone() for p in layers.parameters() if p.grad is not None]
+
+    plain = program()
+    with Session("12MiB", policy="recompute-only") as session:
+        ours = program()
+    assert session.replayer.operators > 0
+    assert all(torch.equal(a, b) for a, b in zip(plain, ours, strict=True))
+
+
+def test_what_dlpack_shared_is_nothing_to_compute_from() -> None:
+    def program(share: Callable[[torch.Tensor], Any]) -> list[torch.Tensor]:
+        seed_everything(0)
+        buffer = torch.randn(256, 512)
+        other = share(buffer)
+        x = torch.randn(256, 512, requires_grad=True)
+        h = x
+        for _ in range(6):
+            h = (h + buffer).exp().tanh()
+        other[:] = 0
+        h.sum().backward()
+        assert x.grad is not None
+        return [x.grad.clone()]
+
+    for share in (
+        lambda t: torch.from_dlpack(t),
+        lambda t: torch.utils.dlpack.from_dlpack(torch.utils.dlpack.to_dlpack(t)),
+    ):
+        plain = program(share)
+        with Session("1GiB", policy="recompute-only", force=True):
+            ours = program(share)
+        assert torch.equal(plain[0], ours[0])

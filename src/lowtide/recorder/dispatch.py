@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 import torch
 
-from lowtide.recorder.exports import Exports
+from lowtide.recorder.exports import SHARED, Exports
 from lowtide.recorder.key import observe_with, stop_observing, unseen
 from lowtide.recorder.schemas import Facts
 from lowtide.recorder.values import (
@@ -135,6 +135,8 @@ class Recorder:
                 value.expose()
             self.listener.before_write(value)
             self.table.end(tensor)
+        if why == SHARED:
+            self.table.share(tensor)
 
     def observe(self, func: Any, facts: Facts, args: Any, kwargs: Any) -> Any:
         """Run one operator under observation."""
@@ -149,6 +151,8 @@ class Recorder:
             op = self._describe(func, facts, args, kwargs)
         written = self._note_writes(facts, args, kwargs)
         token = self.listener.before(func, args, kwargs)
+        if self.resting is not None:  # from now on: lineage has just been cut
+            op = None
         for tensor in written:  # room may have been made by what starts from it
             value = self.table.lookup(tensor)
             if value is not None and value.pins:

@@ -13,11 +13,14 @@ from functools import wraps
 from typing import Any
 
 import torch
+import torch.utils.dlpack
 
 from lowtide.recorder.key import quiet
 from lowtide.recorder.values import bytes_of
 
+SHARED = "shared with NumPy or by DLPack"
 _METHODS = ("numpy", "__dlpack__")  # `__array__` calls `numpy`
+_FUNCTIONS = ((torch, "to_dlpack"), (torch.utils.dlpack, "to_dlpack"))
 
 
 class Exports:
@@ -28,6 +31,9 @@ class Exports:
         self._own = {name: vars(torch.Tensor).get(name) for name in _METHODS}
         for name in _METHODS:
             setattr(torch.Tensor, name, self._wrapped(getattr(torch.Tensor, name)))
+        self._own_functions = [getattr(module, name) for module, name in _FUNCTIONS]
+        for module, name in _FUNCTIONS:
+            setattr(module, name, self._wrapped(getattr(module, name)))
         resize = torch.UntypedStorage.resize_
 
         @wraps(resize)
@@ -44,7 +50,7 @@ class Exports:
     def _wrapped(self, method: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(method)
         def export(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-            self._tell(tensor, "shared with NumPy or by DLPack")
+            self._tell(tensor, SHARED)
             return method(tensor, *args, **kwargs)
 
         return export
@@ -52,6 +58,10 @@ class Exports:
     def close(self) -> None:
         """Put the methods back."""
         del torch.UntypedStorage.resize_  # it is the base class's again
+        for (module, name), function in zip(
+            _FUNCTIONS, self._own_functions, strict=True
+        ):
+            setattr(module, name, function)
         for name, method in self._own.items():
             if method is None:
                 delattr(torch.Tensor, name)  # it is the base class's again

@@ -389,6 +389,7 @@ class StorageTable:
     def __init__(self) -> None:
         self._values: dict[int, Value | None] = {}
         self._references: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+        self._shared: set[int] = set()  # storages that others write, unseen
 
     def __len__(self) -> int:
         return len(self._values)
@@ -411,18 +412,20 @@ class StorageTable:
         reference = self._references.get(key)
         if reference is None:
             values, references = self._values, self._references
+            shared = self._shared
 
             def gone(_: object, key: int = key) -> None:
                 # runs while the storage dies, before its address can return
                 values.pop(key, None)
                 references.pop(key, None)
+                shared.discard(key)
 
             reference = self._references[key] = weakref.ref(storage, gone)
         old = self._values.get(key)
         if old is not None:
             old.reference = None  # what the storage holds now is not that value
         value = Value(reference, storage.nbytes())
-        value.foreign = not storage.resizable()
+        value.foreign = key in self._shared or not storage.resizable()
         self._values[key] = value
         return value
 
@@ -432,6 +435,12 @@ class StorageTable:
         key = storage._cdata
         self._values[key] = value
         value.reference = self._references[key]
+
+    def share(self, tensor: torch.Tensor) -> None:
+        """Note that, while a storage lives, others may write it unseen."""
+        storage = tensor.untyped_storage()
+        self._shared.add(storage._cdata)
+        self.begin(storage)
 
     def end(self, tensor: torch.Tensor) -> None:
         """Forget the current value of a storage: it has changed in a way unseen."""

@@ -116,5 +116,5 @@ class Rest:
         if value.version != version or value.nbytes != storage.nbytes():
             if value.saved or value.nbytes != storage.nbytes():
                 value = self.session.table.begin(storage)
-            value.version, value.kept_because = version, None
+            value.version, value.kept_because, value.op = version, None, None
         return value

@@ -215,7 +215,8 @@ class Steward:
     def _exceeded(self, operator: str, live: int, need: int) -> None:
         """The budget was exceeded: by a need not known before, or for want of room."""
         if not self.overrun:
-            pinned = min(live, self.pinned())
+            result = max(0, int(self.counter.live.value) - live)  # it is pinned too
+            pinned = min(live, self.pinned() - result)
             if pinned + need <= self.budget:
                 self.misjudged += 1  # the need is known from now on
                 return
