@@ -239,3 +239,39 @@ def test_what_dlpack_shared_is_nothing_to_compute_from() -> None:
         with Session("1GiB", policy="recompute-only", force=True):
             ours = program(share)
         assert torch.equal(plain[0], ours[0])
+
+
+def test_another_operator_in_the_middle_of_an_iteration_wakes() -> None:
+    """It saves nothing, and needs more than there is: room is made before it runs."""
+
+    def program(note: Callable[[int], None]) -> list[str]:
+        model = network()
+        found = []
+        for step in range(8):
+            h = torch.randn(BATCH, 128)
+            for layer in model:
+                h = layer(h)
+            if step == 6:
+                with torch.no_grad():
+                    found.append(h.repeat(20, 1).sum().item().hex())
+            loss = h.square().mean()
+            del h
+            model.zero_grad()
+            loss.backward()
+            found.append(loss.item().hex())
+            note(step)
+        return found
+
+    counter = allocator.install()
+    peaks: list[int] = []
+    counter.reset_peak()
+    plain = program(lambda _: peaks.append(counter.peak.value))
+    assert peaks[6] > 1.4 * peaks[5]
+    budget = int(0.85 * peaks[6])
+    seen: list[bool] = []
+    with Session(budget) as session:
+        ours = program(lambda _: seen.append(resting(session)))
+        assert counter.peak.value <= budget
+    assert plain == ours
+    assert seen[5]
+    assert not seen[6]

@@ -111,8 +111,8 @@ class Recorder:
         self.starved: Callable[[], None] | None = None
         # times an operator on a device, which runs it later than it is called
         self.clock: Callable[[Any, Any, float], float] | None = None
-        # at rest: says, by its number, whether the next operator may run unwatched
-        self.resting: Callable[[int], bool] | None = None
+        # at rest: says whether the next operator, by its number, may run unwatched
+        self.resting: Callable[[int, Any], bool] | None = None
 
     def attach(self) -> None:
         """See the operators of this thread, and of autograd's on its behalf."""
@@ -144,7 +144,7 @@ class Recorder:
             return func(*args, **kwargs)
         self.index += 1
         self.position.value = self.index
-        if self.resting is not None and self.resting(self.index):
+        if self.resting is not None and self.resting(self.index, func):
             return func(*args, **kwargs)
         op: Op | None = None
         if torch.is_grad_enabled() and not facts.rebinds and facts.replayable:

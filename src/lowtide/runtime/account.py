@@ -158,8 +158,8 @@ class Account:
         misjudged = self.session.steward.misjudged
         if misjudged:
             notes.append(
-                f"{misjudged} operators needed more than was known when they first "
-                "ran, and exceeded the budget then"
+                f"{misjudged} operator{'s' if misjudged > 1 else ''} needed more than "
+                "was known at the first run, and exceeded the budget then"
             )
         return tuple(notes)
 

@@ -2,7 +2,8 @@
 
 After a few equal iterations that fit whole, lineage, needs and traces are learnt no
 more. What remains is a comparison an operator, of the live bytes with those at the
-same place of the iteration that is repeated, and one a saved tensor, of its size.
+same place of the iteration that is repeated (and is it the same operator?), and one a
+saved tensor, of its size.
 Where either differs the session wakes in the middle of the iteration: what was saved
 since can then be swapped, if not computed again, and the rest is watched in full.
 
@@ -13,7 +14,7 @@ counter.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -38,6 +39,8 @@ class Rest:
         self._sizes: list[int] = []  # of each saved value
         self._slot = 0
         self._headroom = 0
+        self._operators: list[Any] = []  # of the iteration that is repeated
+        self._ran: list[Any] = []  # those of this one
 
     def consider(self, forecast: Forecast | None) -> None:
         """Rest from now on, if the iteration that has just ended is one to repeat."""
@@ -63,7 +66,7 @@ class Rest:
         self._headroom = session.budget - int((ops["live"] + ops["need"]).max())
         if self._headroom < 0:
             return
-        self._slot = 0
+        self._slot, self._operators = 0, self._ran
         session.recorder.resting = self.undisturbed
 
     def wake(self) -> None:
@@ -77,15 +80,20 @@ class Rest:
             if value.kept_because is None:
                 session.scheduler.saved(value, None)
 
-    def undisturbed(self, index: int) -> bool:
-        """Say, before an operator, whether memory is as it was at this place before."""
+    def ran(self, operator: Any) -> None:
+        """Note an operator that was watched."""
+        self._ran.append(operator)
+
+    def undisturbed(self, index: int, operator: Any) -> bool:
+        """Say, before an operator, whether all is as it was at this place before."""
         session, counter = self.session, self.session.counter
         live: int = counter.live.value
         if counter.peak.value > session.budget:
             calm = False
             session.steward.misjudged += 1  # the last operator ran unwatched
         elif index <= len(self._live) and not session.between:
-            calm = live - self._live[index - 1] <= self._headroom
+            grown = live - self._live[index - 1]
+            calm = operator is self._operators[index - 1] and grown <= self._headroom
         else:
             if session.ledger.orphans:
                 session.ledger.drain()
@@ -107,7 +115,7 @@ class Rest:
 
     def begin(self) -> None:
         """Note that an iteration begins."""
-        self._slot = 0
+        self._slot, self._ran = 0, []
 
     def value_of(self, tensor: torch.Tensor) -> Value:
         """Return the current value of a storage whose writes passed unseen."""

@@ -316,10 +316,11 @@ class Session:
 
     # -- what the steward tells -------------------------------------------------
 
-    def note_operator(self, seconds: float, live: int, need: int) -> None:
+    def note_operator(self, func: Any, seconds: float, live: int, need: int) -> None:
         """An operator has run."""
         if self.between:
             return
+        self.rest.ran(func)
         ledger, ops = self.ledger, self.iterations.ops
         ops.append((seconds, live, need, ledger.managed, ledger.absent))
         if len(ops) > _LONGEST:

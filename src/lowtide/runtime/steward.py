@@ -167,7 +167,7 @@ class Steward:
             if need > self._needs.get(signature, -1):
                 self._needs[signature] = need
             self.largest_need = max(self.largest_need, need)
-        self.session.note_operator(seconds, live, need)
+        self.session.note_operator(func, seconds, live, need)
         if peak > self.budget and not self.session.forced:
             self._exceeded(str(func), live, need)
         if self.session.measure_floor and self._pinned + need > self.floor:
