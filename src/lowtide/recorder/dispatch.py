@@ -24,10 +24,10 @@ import torch
 from lowtide.recorder.exports import SHARED, Exports
 from lowtide.recorder.key import observe_with, stop_observing, unseen
 from lowtide.recorder.schemas import Facts
+from lowtide.recorder.storages import StorageTable
 from lowtide.recorder.values import (
     Op,
     Ref,
-    StorageTable,
     Value,
     geometry_of,
 )

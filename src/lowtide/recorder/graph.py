@@ -20,7 +20,8 @@ from lowtide.errors import LowtideError
 from lowtide.recorder.dispatch import Recorder, is_plain
 from lowtide.recorder.key import observed
 from lowtide.recorder.schemas import facts_of
-from lowtide.recorder.values import StorageTable, Value
+from lowtide.recorder.storages import StorageTable
+from lowtide.recorder.values import Value
 from lowtide.trace import ACCESSES, OPERATORS, SAVES, VERSIONS, Graph
 
 _Saved = tuple[int, torch.Tensor]  # version or -1, and the tensor to give back

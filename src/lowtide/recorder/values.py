@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections import deque
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -191,7 +191,8 @@ class Value:
 
     def replay_seconds(self) -> float | None:
         """Seconds to compute it again from what is at hand; None where impossible."""
-        return replay_cost(self)[0]
+        replay = replay_now(self)
+        return None if replay is None else replay.seconds
 
     # -- where its bytes are -------------------------------------------------
 
@@ -273,52 +274,23 @@ class Value:
                 self.ledger.orphans.append(self)
 
 
-def replay_cost(value: Value, limit: int = 64) -> tuple[float | None, int]:
-    """Measure the replay of a value from what is at hand.
-
-    Returns (seconds, scratch bytes): the summed measured times of the operators that
-    would run, None where a source is gone or more than `limit` would run; and the
-    largest bytes that one of them touches.
-    """
-    if value.op is None:
-        return None, 0
-    seconds, scratch = 0.0, 0
-    seen = {id(value.op)}
-    stack = [value.op]
-    while stack:
-        op = stack.pop()
-        seconds += op.seconds
-        touched = op.need
-        for parent in op.inputs:
-            touched += parent.nbytes
-            if parent.copy is not None or parent.trusted:
-                continue
-            if parent.op is None or len(seen) >= limit:
-                return None, 0
-            if id(parent.op) not in seen:
-                seen.add(id(parent.op))
-                stack.append(parent.op)
-        scratch = max(scratch, touched)
-    return seconds, scratch
-
-
 class Replay(NamedTuple):
-    """What it takes to compute a value again from other saved ones."""
+    """What it takes to compute a value again."""
 
-    seconds: float
-    scratch: int  # largest bytes that one of its operators touches
-    parents: list[int]  # slots of the saved values that it starts from
+    seconds: float  # the measured times of the operators that run
+    scratch: int  # largest bytes that one of them touches
 
 
-def replay_from(value: Value, slots: dict[int, int], limit: int = 64) -> Replay | None:
-    """Measure the replay of a saved value from those saved before it, and from sources.
+_LONGEST = 64  # operators that one replay may run
 
-    `slots` numbers the saved values by their id, in the order of saving. None where a
-    source is gone or more than `limit` operators would run.
+
+def _measure_replay(value: Value, starts: Callable[[Value], bool]) -> Replay | None:
+    """Sum up the operators between a value and those that a replay starts from.
+
+    None where a source is not among these, or too many operators would run.
     """
     if value.op is None:
         return None
-    own, parents = slots[id(value)], set()
     seconds, scratch = 0.0, 0
     seen, stack = {id(value.op)}, [value.op]
     while stack:
@@ -327,19 +299,45 @@ def replay_from(value: Value, slots: dict[int, int], limit: int = 64) -> Replay 
         touched = op.need
         for parent in op.inputs:
             touched += parent.nbytes
-            slot = slots.get(id(parent), own)
-            if slot < own:
-                parents.add(slot)
-            elif parent.op is None:
-                if parent.copy is None and not parent.trusted:
-                    return None
-            elif id(parent.op) not in seen:
-                if len(seen) >= limit:
-                    return None
+            if starts(parent):
+                continue
+            if parent.op is None or len(seen) >= _LONGEST:
+                return None
+            if id(parent.op) not in seen:
                 seen.add(id(parent.op))
                 stack.append(parent.op)
         scratch = max(scratch, touched)
-    return Replay(seconds, scratch, sorted(parents))
+    return Replay(seconds, scratch)
+
+
+def _at_hand(value: Value) -> bool:
+    return value.copy is not None or value.trusted
+
+
+def replay_now(value: Value) -> Replay | None:
+    """Measure the replay of a value from what is at hand at this moment."""
+    return _measure_replay(value, _at_hand)
+
+
+def replay_later(
+    value: Value, slots: dict[int, int]
+) -> tuple[Replay | None, list[int]]:
+    """Measure the replay of a saved value once what was not saved is gone.
+
+    `slots` numbers the saved values by their id, in the order of saving. It starts from
+    sources and from values saved before it; the slots of the latter come second.
+    """
+    own, parents = slots[id(value)], set()
+
+    def starts(parent: Value) -> bool:
+        slot = slots.get(id(parent), own)
+        if slot < own:
+            parents.add(slot)
+            return True
+        return parent.op is None and _at_hand(parent)
+
+    replay = _measure_replay(value, starts)
+    return replay, [] if replay is None else sorted(parents)
 
 
 def recoverable(value: Value) -> bool:
@@ -381,78 +379,3 @@ class Handle:
 
     def __del__(self) -> None:
         self.value.forget(self.saved)
-
-
-class StorageTable:
-    """The current value of every storage seen, keyed by the living storage object."""
-
-    def __init__(self) -> None:
-        self._values: dict[int, Value | None] = {}
-        self._references: dict[int, weakref.ref[torch.UntypedStorage]] = {}
-        self._shared: set[int] = set()  # storages that others write, unseen
-
-    def __len__(self) -> int:
-        return len(self._values)
-
-    def lookup(self, tensor: torch.Tensor) -> Value | None:
-        """Return the current value of a tensor's storage, None where unknown."""
-        return self._values.get(tensor.untyped_storage()._cdata)
-
-    def value_of(self, tensor: torch.Tensor) -> Value:
-        """Return the current value, adopting the storage as a source when unknown."""
-        storage = tensor.untyped_storage()
-        value = self._values.get(storage._cdata)
-        if value is None:
-            value = self.begin(storage)
-        return value
-
-    def begin(self, storage: torch.UntypedStorage) -> Value:
-        """Begin a new value of a storage (its first, or after a write)."""
-        key = storage._cdata
-        reference = self._references.get(key)
-        if reference is None:
-            values, references = self._values, self._references
-            shared = self._shared
-
-            def gone(_: object, key: int = key) -> None:
-                # runs while the storage dies, before its address can return
-                values.pop(key, None)
-                references.pop(key, None)
-                shared.discard(key)
-
-            reference = self._references[key] = weakref.ref(storage, gone)
-        old = self._values.get(key)
-        if old is not None:
-            old.reference = None  # what the storage holds now is not that value
-        value = Value(reference, storage.nbytes())
-        value.foreign = key in self._shared or not storage.resizable()
-        self._values[key] = value
-        return value
-
-    def bind(self, storage: torch.UntypedStorage, value: Value) -> None:
-        """Make `value` the current value of a storage that lowtide brought back."""
-        self.begin(storage)
-        key = storage._cdata
-        self._values[key] = value
-        value.reference = self._references[key]
-
-    def share(self, tensor: torch.Tensor) -> None:
-        """Note that, while a storage lives, others may write it unseen."""
-        storage = tensor.untyped_storage()
-        self._shared.add(storage._cdata)
-        self.begin(storage)
-
-    def end(self, tensor: torch.Tensor) -> None:
-        """Forget the current value of a storage: it has changed in a way unseen."""
-        key = tensor.untyped_storage()._cdata
-        old = self._values.get(key)
-        if old is not None:
-            old.reference = None
-            self._values[key] = None
-
-    def values(self) -> list[Value]:
-        """Return the current values (a snapshot)."""
-        return [value for value in list(self._values.values()) if value is not None]
-
-
-Orphans = deque[Value]

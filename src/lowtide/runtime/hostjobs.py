@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol, TypeAlias
 
-from lowtide.errors import SpillError
+from lowtide.runtime import jobs
 from lowtide.runtime.jobs import Copy as DiskCopy
 from lowtide.runtime.jobs import Read as DiskRead
 from lowtide.runtime.jobs import Seconds
@@ -56,31 +56,26 @@ class Driver(Pinner, Protocol):
         """Start a copy to the device, once the events are reached."""
 
 
-class Waiter(Protocol):
+class Waiter(jobs.Waiter, Protocol):
     """Know of jobs when they are over; the lane does."""
 
     def arrived(self, job: Job) -> bool:
         """Tell whether a job is over; never waits."""
 
-    def wait(self, job: Job) -> Seconds:
-        """Wait for a job, and raise its error if it failed."""
 
-
-class HostCopy:
+class HostCopy(jobs.Transfer):
     """Follow a block on its way to the host, and know where it is kept."""
 
-    __slots__ = (
-        "_lane", "below", "error", "freed", "motion", "n_bytes", "over", "reads", "slab"
-    )  # fmt: skip
+    __slots__ = ("below", "freed", "motion", "n_bytes", "over", "reads", "slab")
+    _lane: Waiter
 
     def __init__(self, lane: Waiter, n_bytes: Bytes, slab: Slab) -> None:
-        self._lane = lane
+        super().__init__(lane)
         self.n_bytes = n_bytes
         self.slab: Slab | None = slab
         self.below: DiskCopy | None = None  # on its way to the disk, or there
         self.motion: Motion | None = None
         self.over = False
-        self.error: SpillError | None = None
         self.freed = False
         self.reads = 0  # under way
 
@@ -89,31 +84,18 @@ class HostCopy:
         """Tell whether the memory is free to change."""
         return self.over or self._lane.arrived(self)
 
-    @property
-    def failed(self) -> bool:
-        """Tell whether the bytes did not get there."""
-        return self.error is not None
 
-    def wait(self) -> Seconds:
-        """Wait until the memory is free to change; return how long that took.
-
-        Raises:
-            SpillError: the bytes did not get there; they are where they were.
-        """
-        return self._lane.wait(self)
-
-
-class HostRead:
+class HostRead(jobs.Transfer):
     """Follow a copy on its way back, in up to two parts."""
 
-    __slots__ = ("_lane", "address", "copy", "error", "lift", "motion", "over", "slab")
+    __slots__ = ("address", "copy", "lift", "motion", "over", "slab")
+    _lane: Waiter
 
     def __init__(self, lane: Waiter, copy: HostCopy, address: Address) -> None:
-        self._lane = lane
+        super().__init__(lane)
         self.copy = copy
         self.address = address
         self.over = False
-        self.error: SpillError | None = None
         self.lift: DiskRead | None = None  # from the disk to the slab
         self.slab: Slab | None = None  # of its own, for that
         self.motion: Motion | None = None  # from the slab to the device
@@ -127,19 +109,6 @@ class HostRead:
     def n_bytes(self) -> Bytes:
         """Tell how many bytes come back."""
         return self.copy.n_bytes
-
-    @property
-    def failed(self) -> bool:
-        """Tell whether the memory does not hold the bytes."""
-        return self.error is not None
-
-    def wait(self) -> Seconds:
-        """Wait until the bytes are there; return how long that took.
-
-        Raises:
-            SpillError: they are not, and the memory's contents are undefined.
-        """
-        return self._lane.wait(self)
 
 
 Job: TypeAlias = HostCopy | HostRead

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from lowtide.planner.planner import EFFORT, Frontier
 from lowtide.planner.recompute import Lineage
 from lowtide.planner.schedule import Allowed
-from lowtide.recorder.values import Value, replay_from
+from lowtide.recorder.values import Value, replay_later
 from lowtide.scheduler.director import Lanes, Rules
 from lowtide.trace import OPS, VALUES, Trace
 
@@ -137,10 +137,10 @@ class Iterations:
             return
         slots = {id(value): slot for slot, value in enumerate(self.slots)}
         for value, row in zip(self.slots, self._rows, strict=True):
-            replay = replay_from(value, slots)
+            replay, parents = replay_later(value, slots)
             if replay is not None:
                 row[3:6] = replay.seconds, True, replay.scratch
-            self._parents.append([] if replay is None else replay.parents)
+            self._parents.append(parents)
             self._held.append(value.resident and value.held_by_others())
 
     def finish(self) -> Forecast | None:
@@ -163,8 +163,7 @@ class Iterations:
             np.array([tuple(row) for row in self._rows], dtype=VALUES),
             self._hash,
         )
-        surveyed, missing = len(self._parents), len(self._rows) - len(self._parents)
-        assert surveyed + missing == len(trace.values)
+        missing = len(self._rows) - len(self._parents)  # saved during backward
         held = np.array(self._held + [True] * missing, dtype=np.bool_)
         frontier = Frontier(
             trace,

@@ -5,9 +5,10 @@ A `Copy` or `Read` is what a caller holds: whether it is over, whether it failed
 way to wait for it. The other fields belong to the lane and change under its lock.
 """
 
+import copy as copying
 import threading
 from collections import deque
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from lowtide.errors import SpillError
 from lowtide.runtime.spill import Address, Bytes, Extent
@@ -22,19 +23,49 @@ _HALF_LIFE: Bytes = 256 * 2**20  # after so many bytes a measurement counts half
 class Waiter(Protocol):
     """Wait for jobs; the lane is the one that does."""
 
-    def wait(self, job: "Job") -> Seconds:
+    def wait(self, job: Any) -> Seconds:
         """Wait for a job, and raise its error if it failed."""
         ...
 
 
-class Copy:
+class Transfer:
+    """What a caller holds of bytes that are on their way."""
+
+    __slots__ = ("_lane", "error")
+
+    def __init__(self, lane: Waiter) -> None:
+        self._lane = lane
+        self.error: SpillError | None = None
+
+    @property
+    def failed(self) -> bool:
+        """Tell whether the bytes did not get there."""
+        return self.error is not None
+
+    def wait(self) -> Seconds:
+        """Wait until it is over; return how long that took.
+
+        Raises:
+            SpillError: the bytes did not get there. Those of a copy are where they
+                were; those of the memory that was to be read into are undefined.
+        """
+        return self._lane.wait(self)
+
+    def check(self) -> None:
+        """Raise the error, if there is one.
+
+        A new one each time: its traceback holds frames, and these hold tensors.
+        """
+        if self.error is not None:
+            raise copying.copy(self.error)
+
+
+class Copy(Transfer):
     """Follow a block of memory on its way to the disk, and its place there."""
 
     __slots__ = (
-        "_lane",
         "address",
         "done",
-        "error",
         "extents",
         "freed",
         "n_bytes",
@@ -46,42 +77,27 @@ class Copy:
     def __init__(
         self, lane: Waiter, address: Address, n_bytes: Bytes, where: tuple[Extent, ...]
     ) -> None:
+        super().__init__(lane)
         self.address = address
         self.n_bytes = n_bytes
         self.done = False  # written, failed or cancelled: the memory is free to change
-        self._lane = lane
         self.extents = where
-        self.error: SpillError | None = None
         self.started = False
         self.freed = False
         self.reads = 0  # that hold the extent
         self.parked: list[Read] = []  # that wait for the bytes to arrive
 
-    @property
-    def failed(self) -> bool:
-        """Tell whether the bytes did not reach the disk."""
-        return self.error is not None
 
-    def wait(self) -> Seconds:
-        """Wait until the memory is free to change; return how long that took.
-
-        Raises:
-            SpillError: the bytes did not reach the disk; they are where they were.
-        """
-        return self._lane.wait(self)
-
-
-class Read:
+class Read(Transfer):
     """Follow a copy on its way back into memory."""
 
-    __slots__ = ("_lane", "address", "copy", "done", "error", "started", "urgent")
+    __slots__ = ("address", "copy", "done", "started", "urgent")
 
     def __init__(self, lane: Waiter, copy: Copy, address: Address) -> None:
+        super().__init__(lane)
         self.copy = copy
         self.address = address
         self.done = False
-        self._lane = lane
-        self.error: SpillError | None = None
         self.started = False
         self.urgent = False
 
@@ -89,19 +105,6 @@ class Read:
     def n_bytes(self) -> Bytes:
         """Tell how many bytes come back."""
         return self.copy.n_bytes
-
-    @property
-    def failed(self) -> bool:
-        """Tell whether the memory does not hold the bytes."""
-        return self.error is not None
-
-    def wait(self) -> Seconds:
-        """Wait until the bytes are in memory; return how long that took.
-
-        Raises:
-            SpillError: they are not, and the memory's contents are undefined.
-        """
-        return self._lane.wait(self)
 
 
 Job: TypeAlias = Copy | Read

@@ -18,8 +18,8 @@ import torch
 
 from lowtide.errors import SpillError
 from lowtide.recorder.key import quiet
+from lowtide.recorder.storages import StorageTable
 from lowtide.recorder.values import (
-    StorageTable,
     Value,
     bytes_of,
     recoverable,

@@ -3,9 +3,9 @@
 After a few equal iterations that fit whole, lineage, needs and traces are learnt no
 more. What remains is a comparison an operator, of the live bytes with those at the
 same place of the iteration that is repeated (and is it the same operator?), and one a
-saved tensor, of its size.
-Where either differs the session wakes in the middle of the iteration: what was saved
-since can then be swapped, if not computed again, and the rest is watched in full.
+saved tensor, of its size. Where either differs the session wakes in the middle of the
+iteration: what was saved since can then be swapped, if not computed again, and the rest
+is watched in full.
 
 Writes pass unseen at rest. That is safe because nothing is away then, and nothing is
 to be computed again; a value is told from the next one of its storage by the version
@@ -35,12 +35,13 @@ class Rest:
         self.session = session
         self._equal = 0
         self._key: int | None = None
-        self._live: list[int] = []  # at the start of each operator of the iteration
+        self._ran: list[tuple[Any, int]] = []  # this iteration's operators: see `ran`
+        self._most = 0  # bytes that one of them needed with all that was live
+        # Of the iteration that is repeated:
+        self._operators: list[tuple[Any, int]] = []
         self._sizes: list[int] = []  # of each saved value
-        self._slot = 0
         self._headroom = 0
-        self._operators: list[Any] = []  # of the iteration that is repeated
-        self._ran: list[Any] = []  # those of this one
+        self._slot = 0
 
     def consider(self, forecast: Forecast | None) -> None:
         """Rest from now on, if the iteration that has just ended is one to repeat."""
@@ -49,9 +50,11 @@ class Rest:
         same = forecast.trace.key == self._key
         self._equal = self._equal + 1 if same else 1
         self._key = forecast.trace.key
-        session, ops = self.session, forecast.trace.ops
+        session = self.session
+        self._headroom = session.budget - self._most
         if (
             self._equal < _EQUAL
+            or self._headroom < 0
             or forecast.plan.any()
             or session.forced
             or session.measure_floor
@@ -61,12 +64,8 @@ class Rest:
             or session.ledger.flights
         ):
             return
-        self._live = ops["live"].tolist()
         self._sizes = forecast.trace.values["bytes"].tolist()
-        self._headroom = session.budget - int((ops["live"] + ops["need"]).max())
-        if self._headroom < 0:
-            return
-        self._slot, self._operators = 0, self._ran
+        self._operators = self._ran
         session.recorder.resting = self.undisturbed
 
     def wake(self) -> None:
@@ -80,9 +79,10 @@ class Rest:
             if value.kept_because is None:
                 session.scheduler.saved(value, None)
 
-    def ran(self, operator: Any) -> None:
-        """Note an operator that was watched."""
-        self._ran.append(operator)
+    def ran(self, operator: Any, live: int, need: int) -> None:
+        """Note an operator that was watched: the live bytes at its start, its need."""
+        self._ran.append((operator, live))
+        self._most = max(self._most, live + need)
 
     def undisturbed(self, index: int, operator: Any) -> bool:
         """Say, before an operator, whether all is as it was at this place before."""
@@ -91,9 +91,9 @@ class Rest:
         if counter.peak.value > session.budget:
             calm = False
             session.steward.misjudged += 1  # the last operator ran unwatched
-        elif index <= len(self._live) and not session.between:
-            grown = live - self._live[index - 1]
-            calm = operator is self._operators[index - 1] and grown <= self._headroom
+        elif index <= len(self._operators) and not session.between:
+            expected, before = self._operators[index - 1]
+            calm = operator is expected and live - before <= self._headroom
         else:
             if session.ledger.orphans:
                 session.ledger.drain()
@@ -115,14 +115,15 @@ class Rest:
 
     def begin(self) -> None:
         """Note that an iteration begins."""
-        self._slot, self._ran = 0, []
+        self._slot, self._ran, self._most = 0, [], 0
 
     def value_of(self, tensor: torch.Tensor) -> Value:
         """Return the current value of a storage whose writes passed unseen."""
         value = self.session.table.value_of(tensor)
         storage, version = tensor.untyped_storage(), tensor._version
-        if value.version != version or value.nbytes != storage.nbytes():
-            if value.saved or value.nbytes != storage.nbytes():
+        resized = value.nbytes != storage.nbytes()
+        if resized or value.version != version:
+            if resized or value.saved:
                 value = self.session.table.begin(storage)
             value.version, value.kept_because, value.op = version, None, None
         return value

@@ -18,7 +18,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from lowtide.errors import LowtideError
 from lowtide.recorder.dispatch import Recorder
-from lowtide.recorder.values import StorageTable, Value
+from lowtide.recorder.storages import StorageTable
+from lowtide.recorder.values import Value
 from lowtide.runtime.account import Account
 from lowtide.runtime.allocator import NativeCounter
 from lowtide.runtime.arena import Pool
@@ -320,7 +321,7 @@ class Session:
         """An operator has run."""
         if self.between:
             return
-        self.rest.ran(func)
+        self.rest.ran(func, live, need)
         ledger, ops = self.ledger, self.iterations.ops
         ops.append((seconds, live, need, ledger.managed, ledger.absent))
         if len(ops) > _LONGEST:

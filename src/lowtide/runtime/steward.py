@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lowtide.errors import BudgetError
-from lowtide.recorder.values import Value, replay_cost
+from lowtide.recorder.values import Value, replay_now
 from lowtide.runtime.allocator import PythonCounter
 from lowtide.runtime.devices import release_cache
 from lowtide.runtime.estimate import Signature, estimate_need, signature_of
@@ -203,7 +203,8 @@ class Steward:
         """
         if self.session.lane is None or self.session.forced:
             return True
-        scratch = replay_cost(value)[1]
+        replay = replay_now(value)
+        scratch = 0 if replay is None else replay.scratch
         use = value.next_use
         load = self.iterations.load_between(use, use + 1) if use >= 0 else None
         if load is None:

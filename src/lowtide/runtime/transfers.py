@@ -155,9 +155,7 @@ class DiskLane:
                 while not job.done:
                     self._changed.wait()
             waited = time.perf_counter() - start
-        if job.error is not None:
-            # A new one each time: its traceback holds frames, and these hold tensors.
-            raise copying.copy(job.error)
+        job.check()
         return waited
 
     def begin_step(self) -> None:
