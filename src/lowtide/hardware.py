@@ -2,11 +2,12 @@
 """Devices: what they hold, how fast they compute and copy, and what an operator takes.
 
 Memory, dense FLOP/s and memory bandwidth are what the vendors publish, for boards at
-their boost clock and without sparsity; the source of each row stands beside it. What
-no vendor publishes is a stated round figure: a PCIe link carries about 12, 25 and 52
-GB/s each way with pinned memory (generations 3, 4 and 5, sixteen lanes; four fifths of
-the 16, 32 and 64 that the wires could), and the host and disk of a card are those of a
-usual machine for it.
+their boost clock and without sparsity; the source of each row stands beside it. Some
+were compared with public pages, the others were written down from memory of those
+sources: check a row before building on it. What no vendor publishes is a stated round
+figure: a PCIe link carries about 12, 25 and 52 GB/s each way with pinned memory
+(generations 3, 4 and 5, sixteen lanes; four fifths of the 16, 32 and 64 that the wires
+could), and the host and disk of a card are those of a usual machine for it.
 
 An operator takes the longest of its arithmetic and its memory traffic, and never less
 than a launch (the roofline model of Williams, Waterman and Patterson, 2009):

@@ -31,7 +31,7 @@ def measure(
 ) -> None:
     """Measure this machine: arithmetic, memory and disk.
 
-    Takes some seconds and is kept, so that plans can be made for `--gpu this-machine`.
+    Takes some seconds and is kept: `lowtide.hardware.find_hardware("this-machine")`.
     Let nothing else run meanwhile.
 
     Examples:

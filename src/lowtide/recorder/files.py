@@ -26,7 +26,7 @@ _MOST_PICKLE_BYTES = 1 << 29  # its objects take more memory than those of other
 _GZIP, _PICKLE = b"\x1f\x8b", b"\x80"
 _KNOWN = (
     "a CUDA memory snapshot (torch.cuda.memory._dump_snapshot), a profiler trace "
-    "(export_chrome_trace), a log of AutoSwap's author or of DTR"
+    "(export_chrome_trace), a log of AutoSwap's author or of DTR, a .tide file"
 )
 
 
