@@ -45,7 +45,8 @@ RULES = {
     "archive": rule("errors units tidefile trace history plan timeline"),
     "history": rule("errors units tidefile trace"),
     "recorder": rule("errors units trace history", others="torch"),
-    "planner": rule("errors units hardware trace plan _core"),
+    # Optuna is optional: weights.py loads it on first use.
+    "planner": rule("errors units hardware trace plan _core", others="optuna"),
     "scheduler": rule("errors hardware trace plan"),
     "simulator": rule(f"{NOUNS} scheduler _core"),
     "runtime": rule(STAGES, others="torch"),

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks import swap as benchmark
+from lowtide.errors import LowtideError
 from lowtide.planner.candidates import (
     EVENT,
     FREE,
@@ -19,6 +20,7 @@ from lowtide.planner.candidates import (
     MALLOC,
     READ,
     SCORES,
+    WEIGHED,
     CopyCost,
     Recording,
     peak_windows,
@@ -26,6 +28,7 @@ from lowtide.planner.candidates import (
     steady_windows,
 )
 from lowtide.planner.swap import autoswap, select, without_stall
+from lowtide.planner.weights import Weights, best_weights
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = Path(os.environ.get("LOWTIDE_DATA", ROOT.parent / "shared" / "data"))
@@ -199,6 +202,59 @@ def test_the_copies_of_ours_follow_one_another_in_time(
         absences.append((gone, in_free, size))
     assert plan.stall_seconds == 0
     assert load_of(recording, absences) == plan.peak_bytes
+
+
+@pytest.mark.parametrize("slips", [True, False])
+@pytest.mark.parametrize("may_stall", [True, False])
+def test_optimised_weights_are_no_worse_than_any_score_alone(
+    slips: bool, may_stall: bool
+) -> None:
+    pytest.importorskip("optuna")
+    for limit in (6, 7, 8, 9):
+
+        def plan(score: str, limit: int = limit) -> tuple[float, int]:
+            found = autoswap(
+                HAND,
+                score,
+                limit * MIB,
+                costs=SECOND_A_MIB,
+                slips=slips,
+                may_stall=may_stall,
+            )
+            return found.stall_seconds, found.peak_bytes
+
+        # as published, the weight of DOA is dead
+        alone = [plan(score) for score in WEIGHED if not (slips and score == "DOA")]
+        least = min(stall if may_stall else peak for stall, peak in alone)
+        assert plan("BO")[0 if may_stall else 1] <= least
+        assert plan("BO") == plan("BO")
+
+
+def test_weights_are_looked_for_where_no_score_will_do() -> None:
+    pytest.importorskip("optuna")
+    target = (0.3, -0.2)
+
+    def cost(weights: Weights) -> float:
+        asked.append(weights)
+        return sum((w - t) ** 2 for w, t in zip(weights, target, strict=True))
+
+    asked: list[Weights] = []
+    begin = [(1.0, 0.0), (0.0, 1.0)]
+    found = best_weights(cost, begin, trials=30)
+    assert asked[:2] == begin
+    assert len(asked) == 32
+    assert cost(found) < 0.5 * min(map(cost, begin))
+    assert found == best_weights(cost, begin, trials=30)
+    assert found != best_weights(cost, begin, trials=30, seed=1)
+
+
+def test_nothing_is_looked_for_where_one_score_alone_does_not_stall(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    assert best_weights(lambda w: 1 - w[1], [(1.0, 0.0), (0.0, 1.0)]) == (0.0, 1.0)
+    with pytest.raises(LowtideError, match=r"pip install 'lowtide\[search\]'"):
+        best_weights(lambda _: 1.0, [(1.0, 0.0)])
 
 
 @needs_data

@@ -13,6 +13,8 @@ that begin in one iteration and end in the next (parameters, optimizer state).
             the time of absence                     events of absence
     SWDOA   WDOA on what earlier picks leave        on the whole load, over events
     VOTE    sum of the ranks by DOA, AOA, WDOA      the same
+    BO      weighted sum of the four, the weights   DOA's weight is dead, SWDOA
+            found for each limit (swap.py)          is not standardised
 
 The right column is what the authors' code computes; it made their published figures.
 """
@@ -47,6 +49,7 @@ WINDOW = np.dtype(
 )
 LEAST_BYTES = 1 << 20
 SCORES = ("DOA", "AOA", "WDOA", "SWDOA", "VOTE")
+WEIGHED = ("AOA", "DOA", "WDOA", "SWDOA")  # what "BO" weighs
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +166,29 @@ def rank(
     if not as_published:
         score = _meant(name, recording, windows, costs, limit_bytes)
     return np.argsort(-score, kind="stable")
+
+
+def standardised(
+    recording: Recording,
+    windows: Windows,
+    costs: CopyCost,
+    *,
+    limit_bytes: int,
+    as_published: bool,
+) -> Floats:
+    """Give the four scores of WEIGHED, a row each, ready to be weighed and summed."""
+    rows = []
+    for name in WEIGHED:
+        if as_published:
+            row = _published(name, recording, windows, costs)
+        else:
+            row = _meant(name, recording, windows, costs, limit_bytes)
+        if not (as_published and name == "SWDOA"):
+            row = (row - row.mean()) / (row.std() or 1.0) if len(row) else row
+        if as_published and name == "DOA":
+            row = np.zeros_like(row)
+        rows.append(row)
+    return np.array(rows)
 
 
 def _votes(scores: list[Floats]) -> Floats:

@@ -27,14 +27,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lowtide.planner.candidates import (
+    WEIGHED,
     CopyCost,
     Floats,
     Recording,
     Windows,
     peak_windows,
     rank,
+    standardised,
     steady_windows,
 )
+from lowtide.planner.weights import Weights, best_weights
 
 Chosen = NDArray[np.bool_]
 
@@ -56,18 +59,54 @@ def autoswap(
     costs: CopyCost | None = None,
     slips: bool = False,
     may_stall: bool = True,
+    seed: int = 0,
 ) -> Swapping:
     """Plan as AutoSwap does for a limit, choosing by a score (see candidates.py).
+
+    "BO" looks for the weighted sum of scores that stalls least at this limit; `seed` is
+    that search's. It needs Optuna, unless one score alone does not stall at all.
 
     `may_stall`: "stick to limit", stalls where the limit demands it. Otherwise "no
     overhead": the copies take their time, and `peak_bytes` is what that leads to.
     """
     costs = costs or CopyCost()
     windows = peak_windows(recording, any_access=slips)
-    order = rank(
-        score, recording, windows, costs, limit_bytes=limit_bytes, as_published=slips
+    if score != "BO":
+        order = rank(
+            score,
+            recording,
+            windows,
+            costs,
+            limit_bytes=limit_bytes,
+            as_published=slips,
+        )
+        return _ordered(recording, windows[order], limit_bytes, costs, slips, may_stall)
+    scores = standardised(
+        recording, windows, costs, limit_bytes=limit_bytes, as_published=slips
     )
-    chosen = select(recording, windows[order], limit_bytes)
+
+    def weighed(weights: Weights) -> Swapping:
+        order = np.argsort(-(np.array(weights) @ scores), kind="stable")
+        return _ordered(recording, windows[order], limit_bytes, costs, slips, may_stall)
+
+    def cost(weights: Weights) -> float:
+        plan = weighed(weights)
+        return plan.stall_seconds if may_stall else float(plan.peak_bytes)
+
+    alone = [tuple(map(float, row)) for row in np.eye(len(WEIGHED))]
+    return weighed(best_weights(cost, alone, seed=seed))
+
+
+def _ordered(
+    recording: Recording,
+    ordered: Windows,
+    limit_bytes: int,
+    costs: CopyCost,
+    slips: bool,
+    may_stall: bool,
+) -> Swapping:
+    """Take windows in order, and lay their copies on the clock."""
+    chosen = select(recording, ordered, limit_bytes)
     if not may_stall:
         clock = _Clock(recording, costs, sys.maxsize, slips=False)
         clock.out(chosen)
