@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
 from lowtide.recorder.schemas import facts_of
 
-# Kernels that reorder their inputs into blocked layouts or keep partial sums; measured
-# needs replace the estimate after the first run with the same shapes.
-_WORKSPACE = ("convolution", "conv", "mkldnn", "linear", "attention")
+# Blocked layouts of convolution kernels hold channels in groups of so many.
+_BLOCK = 16
+# Gates, their gradients and blocked weights of a fused recurrent layer, in sizes of
+# its first result.
+_GATES = 24
+_RECURRENT = ("rnn", "lstm", "gru")
+# Data types whose convolutions have kernels of their own; the rest unfold their input.
+_BLOCKED = (torch.float32, torch.bfloat16, torch.float16)
 
 Signature = tuple[Any, ...]
 
@@ -40,25 +46,74 @@ def _part(argument: Any) -> Any:
 def estimate_need(func: Any, args: Any, kwargs: Any) -> tuple[int, int]:
     """Estimate the bytes that an operator allocates, workspace included.
 
-    Returns (certain, estimated). Certain are its outputs, where it has a meta
-    implementation; without one they are taken to be as large as its inputs. Workspace
-    is taken as one copy of inputs and outputs for operators that reorder them.
+    Returns (certain, estimated). Certain are its fresh outputs, where it has a meta
+    implementation; where it has none they are taken to be as large as its inputs.
+    Workspace, which no schema tells, is judged by the kind of operator and rather too
+    large: the measured need replaces it after one run with the same shapes.
     """
-    facts = facts_of(func)
-    inputs = sum(_nbytes(argument) for argument in args)
-    certain = outputs = 0
-    if not (facts.writes or facts.writes_named):
-        try:
-            result = func(
-                *[_to_meta(argument) for argument in args],
-                **{k: _to_meta(v) for k, v in kwargs.items()},
-            )
-            certain = outputs = _nbytes(result)
-        except Exception:
-            outputs = inputs
-    if any(word in facts.name for word in _WORKSPACE):
-        return certain, outputs + inputs + outputs
-    return certain, outputs
+    given = list(_tensors([*args, *kwargs.values()]))
+    inputs = sum(t.nbytes for t in given)
+    try:
+        results = _fresh(func, args, kwargs)
+    except Exception:  # no meta implementation, or one that needs the data
+        facts = facts_of(func)
+        outputs = 0 if facts.writes or facts.writes_named else inputs
+        return 0, outputs + (inputs + outputs if outputs else 0)
+    outputs = sum(t.untyped_storage().nbytes() for t in results)
+    return outputs, outputs + _workspace(func, given, results, inputs + outputs)
+
+
+def _fresh(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
+    """Return an operator's results that are no argument's, one for each storage."""
+    given: list[Any] = [_to_meta(argument) for argument in args]
+    named = {name: _to_meta(argument) for name, argument in kwargs.items()}
+    results = _tensors(func(*given, **named))
+    old = {t.untyped_storage()._cdata for t in _tensors([*given, *named.values()])}
+    fresh = {t.untyped_storage()._cdata: t for t in results}
+    return [t for key, t in fresh.items() if key not in old]
+
+
+def _workspace(
+    func: Any, given: list[torch.Tensor], results: list[torch.Tensor], copies: int
+) -> int:
+    """Guess the bytes that an operator takes beside its results.
+
+    `copies` is what a contiguous copy of everything takes.
+    """
+    name = facts_of(func).name
+    if torch.Tag.pointwise in func.tags or name.startswith("aten::_foreach"):
+        # computed in one type: those of another are converted first
+        return 0 if len({t.dtype for t in [*given, *results]}) <= 1 else copies
+    if not results:
+        return 0  # views and writes; what writes needs no copy of what it writes to
+    if "conv" in name:
+        return _convolution_bytes([t for t in [*given, *results] if t.dim() >= 3])
+    if any(word in name for word in _RECURRENT):
+        return copies + _GATES * results[0].nbytes
+    return copies
+
+
+def _convolution_bytes(images: list[torch.Tensor]) -> int:
+    """Return what reordering into blocks takes, or unfolding where that is done."""
+    if not images:
+        return 0
+    blocked = 0
+    for t in images:
+        channels = max(t.shape[1], 1)
+        blocked += t.nbytes * (-(-channels // _BLOCK) * _BLOCK) // channels
+    if images[0].dtype in _BLOCKED:
+        return blocked
+    kernel = min(images, key=lambda t: t[0, 0].numel())
+    return blocked + kernel[0, 0].numel() * max(t.nbytes for t in images)
+
+
+def _tensors(argument: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors of an argument or result, at any depth."""
+    if isinstance(argument, torch.Tensor):
+        yield argument
+    elif isinstance(argument, (list, tuple)):
+        for item in argument:
+            yield from _tensors(item)
 
 
 def _to_meta(argument: Any) -> Any:
@@ -73,11 +128,3 @@ def _to_meta(argument: Any) -> Any:
     if isinstance(argument, torch.Generator):
         return None
     return argument
-
-
-def _nbytes(argument: Any) -> int:
-    if isinstance(argument, torch.Tensor):
-        return int(argument.numel() * argument.element_size())
-    if isinstance(argument, (list, tuple)):
-        return sum(_nbytes(item) for item in argument)
-    return 0

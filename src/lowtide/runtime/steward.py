@@ -33,7 +33,7 @@ _log = logging.getLogger("lowtide")
 _MARGIN = 1.01
 _SLACK = 256 << 10  # bytes
 _LEARNING = 2  # steps that may measure on after an operator did not fit
-_UNHURRIED = 0.5  # of the budget: below it, unknown needs are not estimated
+_AMPLE = 8  # times the largest need: room for it means that nothing need be estimated
 _FILLING = 0.6  # of the budget: above it, copies start without a plan
 _ALL = 1 << 61  # bytes: more than anything
 
@@ -119,8 +119,14 @@ class Steward:
 
     @property
     def _unhurried(self) -> bool:
-        """Whether memory is so empty that a need not known yet may be risked."""
-        return self.counter.live.value <= _UNHURRIED * self.budget
+        """Whether a need not known yet may be risked: it would have to be enormous.
+
+        Only once the program has shown what its operators need.
+        """
+        if self.session.account.steps < _LEARNING:
+            return False
+        ample = self.counter.live.value + _AMPLE * self.largest_need
+        return bool(ample <= self.budget)
 
     def _write_early(self) -> None:
         """Start planned copies; without a plan only once memory fills."""
