@@ -44,13 +44,14 @@ class Timeline:
     recomputed_bytes: int
     exposed_seconds: float  # waited for copies, per iteration
     replay_seconds: float  # spent computing again, per iteration
-    decide_seconds: float  # spent deciding, per iteration
+    decide_seconds: float  # spent deciding, per iteration; planning not counted
     written_bytes: int  # whole run
     read_bytes: int
     verified_tensors: int
     kept: tuple[Kept, ...]
     notes: tuple[str, ...]
     step_written_bytes: int = 0  # by the step that wrote most to the disk
+    plan_seconds: float = 0.0  # spent planning iterations seen anew, whole run
 
     def to_dict(self) -> dict[str, Any]:
         """Return the plain dictionary that `--report` writes as JSON."""

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from lowtide.errors import BudgetError, SpillError
-from lowtide.runtime import allocator
+from lowtide.runtime import allocator, iterations
 from lowtide.runtime.hostlane import HostLane
 from lowtide.runtime.session import Session
 from tests.torch.regimes import assert_same
@@ -34,6 +34,7 @@ FROM = int(os.environ.get("LOWTIDE_SCHEDULES_FROM", "0"))
 PROGRAMS = 10
 STEPS = 3
 WIDTH, ROWS = 64, 160  # 40 KiB an activation: enough to be worth moving
+EFFORT = 1 << 17  # of the planner: so few values need little
 
 
 class Block(nn.Module):
@@ -122,9 +123,11 @@ def run(number: int, part: float, policy: str, lane: Any) -> list[Any]:
 
 
 @pytest.fixture(autouse=True, scope="module")
-def afterwards() -> Iterator[None]:
-    """Thaw what the runs have frozen."""
-    yield
+def quickly() -> Iterator[None]:
+    """Plan with little effort, and thaw what the runs have frozen."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(iterations, "EFFORT", EFFORT)
+        yield
     gc.unfreeze()
 
 

@@ -87,7 +87,7 @@ class Account:
             "recomputed": sum(v.nbytes for v in ledger.dropped - ledger.swapped),
             "exposed": ledger.exposed - exposed,
             "replay": replayer.seconds - replayed,
-            "decide": session.steward.decide_seconds - decided,
+            "decide": ledger.deciding - decided,
         }
         if ledger.swapped or ledger.dropped:
             self.moved = True
@@ -96,7 +96,7 @@ class Account:
         self._marks = (
             ledger.exposed,
             replayer.seconds,
-            session.steward.decide_seconds,
+            ledger.deciding,
         )
 
     # -- at the end -------------------------------------------------------------
@@ -136,6 +136,7 @@ class Account:
             exposed_seconds=totals.get("exposed", 0.0),
             replay_seconds=totals.get("replay", 0.0),
             decide_seconds=totals.get("decide", 0.0),
+            plan_seconds=session.iterations.plan_seconds,
             written_bytes=lane.written_bytes if lane is not None else 0,
             read_bytes=lane.read_bytes if lane is not None else 0,
             step_written_bytes=lane.step_written_bytes if lane is not None else 0,

@@ -11,6 +11,7 @@ way, and a wrong guess is replaced at the first value that differs.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from time import perf_counter
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,6 +52,7 @@ class Iterations:
         self.lanes = lanes
         self.rules = rules
         self.finished = 0
+        self.plan_seconds = 0.0
         self.forecast: Forecast | None = None
         self.last: Forecast | None = None
         self._by_prefix: dict[int, Forecast] = {}
@@ -190,6 +192,7 @@ class Iterations:
 
     def plan(self, forecast: Forecast, base: int) -> None:
         """Plan a remembered iteration for the live bytes at its start."""
+        start = perf_counter()
         grown = forecast.growth = base - forecast.base
         trace = forecast.trace
         ops = trace.ops
@@ -199,6 +202,7 @@ class Iterations:
         plan = forecast.frontier.at(target)
         forecast.plan = plan.codes
         forecast.planned_peak = plan.peak_bytes + grown
+        self.plan_seconds += perf_counter() - start
 
     def _claim(self, forecast: Forecast) -> None:
         """Make this the latest iteration, which its beginnings foretell."""

@@ -12,6 +12,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -60,6 +61,7 @@ class Ledger:
         self.device = "cpu"  # where what comes back goes
         self.alive: set[Value] = set()  # values with saved tensors
         self.exposed = 0.0  # seconds spent waiting for copies
+        self.deciding = 0.0  # seconds spent on what leaves and what returns
         self.replay: Callable[[Value], None]
         self.replay_fits: Callable[[Value], bool] = lambda _: True
         self.short: Callable[[str, int], None] = lambda what, needed: None
@@ -176,7 +178,10 @@ class Ledger:
 
     def require(self, need: int, what: str) -> None:
         """Free memory that lowtide itself is about to take; tell where it cannot."""
-        if not self.make_room(need):
+        start, waited = perf_counter(), self.exposed
+        fits = self.make_room(need)
+        self.deciding += perf_counter() - start - (self.exposed - waited)
+        if not fits:
             self.short(what, self.counter.live.value + need)
 
     def _cancel_reads(self, limit: int) -> None:

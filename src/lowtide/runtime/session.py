@@ -300,6 +300,7 @@ class Session:
         if self.recorder.resting is not None and self.rest.follows(value):
             self.ledger.adopt(value)
             return
+        start, planning = perf_counter(), self.iterations.plan_seconds
         planned = self.iterations.saved(value, self.recorder.index)
         if self.forced:
             planned = None
@@ -308,6 +309,8 @@ class Session:
         self.ledger.adopt(value)
         if value.kept_because is None:
             self.scheduler.saved(value, planned)
+        planning -= self.iterations.plan_seconds
+        self.ledger.deciding += perf_counter() - start + planning
 
     def note_use(self, value: Value) -> None:
         """Autograd asks for a value."""
@@ -392,9 +395,10 @@ class Session:
         for value in self.table.values():
             if value.op is not None and not value.pins and not value.saved:
                 value.op = None
-        start = perf_counter()
+        start, planning = perf_counter(), self.iterations.plan_seconds
         forecast = self.iterations.finish()
-        self.steward.decide_seconds += perf_counter() - start
+        planning -= self.iterations.plan_seconds
+        self.ledger.deciding += perf_counter() - start + planning
         if forecast is not None:
             self.account.iteration(forecast.trace.plain_peak_bytes)
             if self.iterations.finished >= _VERIFIED and self.ledger.verifier:

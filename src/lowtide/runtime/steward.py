@@ -50,7 +50,6 @@ class Steward:
         self.iterations = session.iterations
         self.counter = session.counter
         self.budget = session.budget
-        self.decide_seconds = 0.0
         self.misjudged = 0  # operators that needed more than was known
         self.floor = 0  # largest working set of one operator with all that stays
         self.floor_operator = ""
@@ -69,6 +68,7 @@ class Steward:
         if ledger.orphans:
             ledger.drain()
             session.end_if_idle()
+        start, waited = perf_counter(), ledger.exposed
         signature = None
         self._need = self.largest_need
         if session.forced:
@@ -88,6 +88,7 @@ class Steward:
             self._pinned = self.pinned()
         now = live.value
         self.counter.op_peak.value = now
+        ledger.deciding += perf_counter() - start - (ledger.exposed - waited)
         return now, signature
 
     def _reserve(self, func: Any, args: Any, kwargs: Any) -> Signature | None:
@@ -109,10 +110,7 @@ class Steward:
         if self.overrun:
             self.ledger.make_room(_ALL)
         elif live.value + self._need > self.budget:
-            start, waited = perf_counter(), self.ledger.exposed
             fits = self.ledger.make_room(self._need)
-            waited -= self.ledger.exposed
-            self.decide_seconds += perf_counter() - start + waited
             if not fits and live.value + certain > self.budget:
                 self.short(str(func), live.value + certain)
         return signature
