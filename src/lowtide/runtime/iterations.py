@@ -39,6 +39,7 @@ class Forecast:
     frontier: Frontier
     prefixes: list[int]
     plan: NDArray[np.int8] = field(default_factory=lambda: np.zeros(0, np.int8))
+    reads: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
     planned_peak: int = 0
     seen: int = 1
     growth: int = 0  # live bytes at the start, above those of the trace
@@ -121,6 +122,18 @@ class Iterations:
         ahead = self.forecast.load[max(start, 0) : stop]
         return int(ahead.max()) + self.forecast.growth if len(ahead) else None
 
+    def due(self, value: Value) -> int:
+        """Return the operator before which the plan reads a value back; -1: none."""
+        forecast, slot = self.forecast, value.slot
+        if forecast is None or not 0 <= slot < len(forecast.reads):
+            return -1
+        return int(forecast.reads[slot]) if self.slots[slot] is value else -1
+
+    def postpone(self, value: Value, position: int) -> None:
+        """Plan a read for later: its room was wanted otherwise before here."""
+        if self.forecast is not None and self.due(value) >= 0:
+            self.forecast.reads[value.slot] = position + 1
+
     def use(self, value: Value, position: int) -> None:
         """Note that autograd asked for a value."""
         slot = value.slot
@@ -200,7 +213,7 @@ class Iterations:
         # what fits whole is repeated as it was; what is moved needs some leeway
         target = int(self.budget * (1 if whole <= self.budget else _TIGHT)) - grown
         plan = forecast.frontier.at(target)
-        forecast.plan = plan.codes
+        forecast.plan, forecast.reads = plan.codes, plan.reads
         forecast.planned_peak = plan.peak_bytes + grown
         self.plan_seconds += perf_counter() - start
 

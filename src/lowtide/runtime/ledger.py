@@ -65,6 +65,7 @@ class Ledger:
         self.replay: Callable[[Value], None]
         self.replay_fits: Callable[[Value], bool] = lambda _: True
         self.short: Callable[[str, int], None] = lambda what, needed: None
+        self.postpone: Callable[[Value], None] = lambda value: None  # a read ahead
         self.swapped: set[Value] = set()  # values that left so in this iteration
         self.dropped: set[Value] = set()
         self.verifier: Any = None
@@ -191,6 +192,7 @@ class Ledger:
             if self.counter.live.value <= limit:
                 return
             self.lead.cancelled(value.next_use)
+            self.postpone(value)
             self._stop_reading(value)
 
     def _stop_reading(self, value: Value) -> None:

@@ -208,6 +208,7 @@ class Session:
         self.steward = Steward(self)
         self.ledger.replay_fits = self.steward.replay_fits
         self.ledger.short = self.steward.short
+        self.ledger.postpone = self.steward.postpone
         self.recorder = Recorder(self.table, self.steward, self.device_type)
         self.recorder.starved = self.steward.starved
         self.recorder.clock = device_clock(self.device_type)

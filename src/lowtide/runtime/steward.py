@@ -76,6 +76,7 @@ class Steward:
         else:
             if (
                 live.value + self.largest_need > self.budget
+                or self.scheduler.absent  # reads ahead go by what is needed here
                 or session.account.steps < _LEARNING
                 or (self.iterations.forecast is None and not self._unhurried)
             ):
@@ -133,7 +134,10 @@ class Steward:
             self.ledger.early_writes()
 
     def _prefetch(self) -> None:
-        """Read ahead what will be asked for next, where it fits all the way."""
+        """Read ahead what will be asked for next, where it fits all the way.
+
+        Where a plan reads it back by now, it has seen to the room from here on.
+        """
         if torch.is_grad_enabled() or self.overrun:
             return
         position = self.session.recorder.index - 1  # of the operator about to run
@@ -143,19 +147,26 @@ class Steward:
         for value in self.scheduler.returns(position):
             if value.reading is not None:
                 continue
-            if not lead.wants(value.next_use):
-                return
-            until = max(value.next_use, position) + 1
-            load = self.iterations.load_between(position, until)
-            if load is None:
-                room = self.budget - live - 2 * self.largest_need
-            else:
-                room = self.budget - load - self.ledger.managed - self.ledger.arriving
-            room = min(room, self.budget - live - self._need)
+            room = self.budget - live - self._need
+            if not 0 <= self.iterations.due(value) <= position:
+                if not lead.wants(value.next_use):
+                    return
+                room = min(room, self._room_until(value.next_use, position, live))
             if value.nbytes > room or not value.clean:
                 return
             self.ledger.start_read(value)
             live += value.nbytes
+
+    def postpone(self, value: Value) -> None:
+        """Note that a read ahead was given up: the room was wanted otherwise."""
+        self.iterations.postpone(value, self.session.recorder.index - 1)
+
+    def _room_until(self, use: int, position: int, live: int) -> int:
+        """Return the bytes that will be free all the way from here to an operator."""
+        load = self.iterations.load_between(position, max(use, position) + 1)
+        if load is None:
+            return int(self.budget - live - 2 * self.largest_need)
+        return self.budget - load - self.ledger.managed - self.ledger.arriving
 
     # -- after an operator ------------------------------------------------------
 
