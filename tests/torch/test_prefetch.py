@@ -1,4 +1,4 @@
-"""When swapped values are read ahead: where the plan says, or where they fit all along."""
+"""When swapped values are read ahead: where the plan says, or where they always fit."""
 
 from __future__ import annotations
 
