@@ -20,11 +20,15 @@ from lowtide.units import format_bytes as format_bytes
 from lowtide.units import parse_bytes as parse_bytes
 
 if TYPE_CHECKING:
+    from lowtide.runtime.recording import record as record
     from lowtide.runtime.session import budget as budget
 
 __version__ = "0.1.0"
 
-_NEED_TORCH = {"budget": "lowtide.runtime.session"}
+_NEED_TORCH = {
+    "budget": "lowtide.runtime.session",
+    "record": "lowtide.runtime.recording",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -44,7 +44,7 @@ RULES = {
     "timeline": rule("errors units tidefile trace"),
     "archive": rule("errors units tidefile trace history plan timeline"),
     "history": rule("errors units tidefile trace"),
-    "recorder": rule("errors units trace history", others="torch"),
+    "recorder": rule("errors units hardware trace history", others="torch"),
     # Optuna is optional: weights.py loads it on first use.
     "planner": rule("errors units hardware trace plan _core", others="optuna"),
     "scheduler": rule("errors hardware trace plan"),

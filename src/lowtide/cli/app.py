@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 import lowtide
-from lowtide.cli import measure, pool, run, show
+from lowtide.cli import measure, pool, record, run, show
 
 app = typer.Typer(
     name="lowtide",
@@ -18,6 +18,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("run", context_settings=run.CONTEXT)(run.run)
+app.command("record", context_settings=record.CONTEXT)(record.record)
 app.command("show")(show.show)
 app.command("pool")(pool.pool)
 app.command("measure")(measure.measure)

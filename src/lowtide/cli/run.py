@@ -183,7 +183,7 @@ def perform(request: Request) -> int:
         return _refuse(str(error))
     except BaseException as error:  # a syntax error, or a package that fails to load
         hide_frames(error, keep_own_errors=False)
-        _raise_as_python(error)
+        raise_as_python(error)
     progress = ProgressLine(Console(stderr=True))
     try:
         session = open_session(request, progress.say if progress.is_shown else None)
@@ -199,7 +199,7 @@ def perform(request: Request) -> int:
         return EXIT_BUDGET
     if failure is not None:
         hide_frames(failure)
-        _raise_as_python(failure)
+        raise_as_python(failure)
     return 0
 
 
@@ -259,7 +259,7 @@ def _conclude(
         sys.stderr.flush()
 
 
-def _raise_as_python(error: BaseException) -> NoReturn:
+def raise_as_python(error: BaseException) -> NoReturn:
     """Let an error leave the interpreter as it would have without lowtide.
 
     The interpreter then prints it through the program's own `sys.excepthook` and, for

@@ -29,8 +29,16 @@ _Saved = tuple[int, torch.Tensor]  # version or -1, and the tensor to give back
 _Token = tuple[int, list[torch.Tensor], Callable[[Any], float]]
 
 
-class Register(Protocol):
+class Reading(Protocol):
     """A number that a counter keeps."""
+
+    @property
+    def value(self) -> int:
+        """The number now."""
+
+
+class Register(Protocol):
+    """The same, to be set too."""
 
     value: int
 
@@ -39,7 +47,7 @@ class Meter(Protocol):
     """Counts live bytes (runtime.allocator has one), so that workspace is seen too."""
 
     @property
-    def live(self) -> Register:
+    def live(self) -> Reading:
         """Live bytes now."""
 
     @property
@@ -78,7 +86,7 @@ def record(
     graph = _record_once(step, meter, device_type)
     for _ in range(repeat - 1):
         earlier, graph = graph, _record_once(step, meter, device_type)
-        if _sequence(earlier) == _sequence(graph):
+        if sequence_of(earlier) == sequence_of(graph):
             seconds = graph.operators["seconds"]
             np.minimum(seconds, earlier.operators["seconds"], out=seconds)
     return graph
@@ -87,18 +95,47 @@ def record(
 def _record_once(
     step: Callable[[], object], meter: Meter | None, device_type: str
 ) -> Graph:
-    listener = _GraphListener(meter, device_type)
-    recorder = Recorder(StorageTable(), listener, device_type)
-    recorder.attach()
+    run = RealRun(meter, device_type)
+    listener = run.begin()
     try:
         with torch.autograd.graph.saved_tensors_hooks(listener.pack, listener.unpack):
             step()
     finally:
-        recorder.detach()
-    return listener.graph()
+        graph = run.end()
+    return graph
 
 
-def _sequence(graph: Graph) -> list[str]:
+class RealRun:
+    """Records parts of a run; what autograd saves has to be told to the listener."""
+
+    def __init__(self, meter: Meter | None, device_type: str) -> None:
+        self._meter = meter
+        self._device_type = device_type
+        self._listener: GraphListener | None = None
+        self._recorder: Recorder | None = None
+
+    def begin(self) -> GraphListener:
+        """Begin to record, anew where something was being recorded."""
+        if self._recorder is not None:
+            self._recorder.detach()
+        plain = partial(is_plain, device_type=self._device_type)
+        self._listener = GraphListener(self._meter, plain)
+        self._recorder = Recorder(StorageTable(), self._listener, self._device_type)
+        self._recorder.attach()
+        return self._listener
+
+    def end(self) -> Graph:
+        """Stop to record."""
+        listener, self._listener = self._listener, None
+        assert listener is not None
+        assert self._recorder is not None
+        self._recorder.detach()
+        self._recorder = None
+        return listener.graph()
+
+
+def sequence_of(graph: Graph) -> list[str]:
+    """Return the names of all operators, in order."""
     return [graph.names[i] for i in graph.operators["name"].tolist()]
 
 
@@ -114,12 +151,14 @@ class _Version:
         self.dead = -1
 
 
-class _GraphListener:
+class GraphListener:
     """Fills the tables of a graph (recorder.dispatch.Listener)."""
 
-    def __init__(self, meter: Meter | None, device_type: str) -> None:
+    def __init__(
+        self, meter: Meter | None, counts: Callable[[torch.Tensor], bool]
+    ) -> None:
         self.meter = meter
-        self.device_type = device_type
+        self.counts = counts  # whether a tensor's bytes are among those recorded
         self.names: dict[str, int] = {}
         self.operators: list[tuple[int, float, float, int, bool, bool]] = []
         self.versions: list[_Version] = []
@@ -148,7 +187,11 @@ class _GraphListener:
         live = 0
         if self.meter is not None:
             live = self.meter.op_peak.value = self.meter.live.value
-        return live, list(self._tensors(written)), partial(_flops, func, args, kwargs)
+        return (
+            live,
+            list(self._tensors(written)),
+            partial(count_flops, func, args, kwargs),
+        )
 
     def after(self, func: Any, token: _Token, seconds: float, result: Any) -> int:
         """Note an operator's end and what it made; returns the bytes it needed."""
@@ -176,7 +219,7 @@ class _GraphListener:
     def _tensors(self, argument: Any) -> Iterator[torch.Tensor]:
         """Yield the tensors that values can describe, at any depth."""
         if isinstance(argument, torch.Tensor):
-            if is_plain(argument, self.device_type):
+            if self.counts(argument):
                 yield argument
         elif isinstance(argument, (list, tuple)):
             for item in argument:
@@ -217,7 +260,7 @@ class _GraphListener:
     def pack(self, tensor: torch.Tensor) -> _Saved:
         """Note that autograd saves a tensor."""
         version = -1
-        if is_plain(tensor, self.device_type):
+        if self.counts(tensor):
             version = self._version_of(tensor)
             self.saved_at.setdefault(version, len(self.operators))
         return version, tensor.detach()
@@ -264,7 +307,7 @@ class _GraphListener:
         )
 
 
-def _flops(func: Any, args: Any, kwargs: Any, result: Any) -> float:
+def count_flops(func: Any, args: Any, kwargs: Any, result: Any) -> float:
     """Count the work of the operators that PyTorch has a formula for."""
     formula = flop_registry.get(func._overloadpacket)
     if formula is None:
