@@ -160,6 +160,31 @@ def test_figures_of_devices_other_than_cuda(fake: Any) -> None:
     assert resets
 
 
+def test_a_refused_pin_leaves_no_error_for_the_program(
+    fake: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CUDA reports an error a second time, at the next launch of a kernel."""
+    pending: list[str] = []
+
+    def register(address: int, n_bytes: int, flags: int) -> int:
+        pending.append("operation not supported")
+        return 801
+
+    def launch(device: Any) -> None:
+        if pending:
+            raise RuntimeError(pending.pop())
+
+    cudart = types.SimpleNamespace(
+        cudaHostRegister=register,
+        cudaGetErrorString=lambda status: f"error {status}",
+    )
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: cudart)
+    monkeypatch.setattr(cuda, "launch", launch)
+    driver = AcceleratorDriver("cuda:0")
+    assert driver.pin(0, 4096) == "error 801"
+    assert pending == []
+
+
 def test_an_allocator_without_figures_is_an_error(fake: Any) -> None:
     """pytorch#98481: a pluggable allocator's statistics raise."""
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from time import perf_counter
 from typing import Any
 
@@ -113,6 +114,10 @@ class AcceleratorDriver:
             return str(error)
         if int(status) == 0:
             return None
+        # CUDA tells of this error once more, to whoever launches the next kernel; and
+        # torch would raise it there, in an operator of the program
+        with suppress(RuntimeError):
+            launch(self.device)
         return str(torch.cuda.cudart().cudaGetErrorString(status))
 
     def unpin(self, address: Address) -> None:
@@ -132,6 +137,12 @@ def device_bytes(
     """Make a tensor over memory of a device that somebody else owns."""
     storage = torch._C._construct_storage_from_data_pointer(address, device, n_bytes)
     return torch.empty(0, dtype=torch.uint8, device=device).set_(storage)
+
+
+def launch(device: torch.device) -> None:
+    """Launch some kernel, which raises whatever error was left behind."""
+    with quiet():
+        torch.empty(1, device=device).fill_(0)
 
 
 def read_figures(device: torch.device) -> tuple[Bytes, Bytes]:
@@ -229,6 +240,8 @@ def counter_of(device: str) -> AcceleratorCounter:
         RuntimeError: torch's allocator keeps no figures (a pluggable one is in use).
     """
     place = torch.device(device)
+    if place.type == "cuda":
+        torch.cuda.init()  # before it there are no figures
     return AcceleratorCounter(lambda: read_figures(place), lambda: reset_figures(place))
 
 
