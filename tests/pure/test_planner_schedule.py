@@ -162,3 +162,26 @@ def test_a_lineage_out_of_order_is_refused() -> None:
     trace = trace_of([Value(MIB, 0, 4), Value(MIB, 1, 4)], [MIB] * 5)
     with pytest.raises(ValueError, match="before what it is made from"):
         Timetable(trace, SLOW, FREE, Lineage.of([[1], []]))
+
+
+def test_a_cap_on_swaps_leaves_them_to_what_cannot_be_had_otherwise() -> None:
+    # cheap to compute again, dear, and not possible at all; 2 MiB each
+    values = [Value(2 * MIB, i, 9, seconds) for i, seconds in enumerate((0.1, 5, None))]
+    trace = trace_of(values, [n * MIB for n in (2, 4, 6, 6, 6, 6, 6, 6, 6, 6)])
+    for cap, allowed in ((0, [0, 0, 0]), (3, [0, 0, 1]), (4, [0, 1, 1]), (6, [1] * 3)):
+        table = Timetable(trace, SLOW, Allowed(swap_bytes=cap * MIB))
+        assert [int(may) & 1 for may in table.may] == allowed, cap
+    assert [int(may) & 1 for may in Timetable(trace, SLOW).may] == [1, 1, 1]
+
+
+@pytest.mark.parametrize("cap", [0, 3, 5])
+def test_plans_keep_to_a_cap_on_swaps(cap: int) -> None:
+    values = [Value(2 * MIB, i, 19 - i, 9.0) for i in range(6)]
+    loads = [2 * min(i + 1, 6, 20 - i) * MIB for i in range(20)]
+    trace = trace_of(values, loads)
+    free = Frontier(trace, SLOW).at(6 * MIB)
+    capped = Frontier(trace, SLOW, Allowed(swap_bytes=cap * MIB)).at(6 * MIB)
+    swapped = [int((plan.codes == SWAP).sum()) * 2 for plan in (free, capped)]
+    assert swapped[0] > cap
+    assert swapped[1] <= cap
+    assert capped.peak_bytes <= 6 * MIB

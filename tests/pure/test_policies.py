@@ -350,3 +350,13 @@ def test_refused_victims_are_offered_again_next_time(policy: str) -> None:
     first = next(scheduler.victims())  # and nobody asks for the others
     assert sorted(order(scheduler)) == ["a", "b", "c"]
     assert first[1].name == order(scheduler)[0]
+
+
+@pytest.mark.parametrize("policy", ["delta", "delta-knapsack"])
+def test_delta_does_not_swap_what_a_limit_forbids(policy: str) -> None:
+    scheduler = scheduler_of(policy, OPEN)
+    (act,) = chain(9.0)  # far more than a round trip: DELTA swaps it
+    scheduler.saved(act, None)
+    assert next(iter(scheduler.victims(1))) == (WRITE, act)
+    scheduler.allows = lambda nbytes: False
+    assert list(scheduler.victims(1)) == [(DROP, act)]

@@ -273,3 +273,27 @@ def test_the_random_policy_repeats_itself_for_a_seed() -> None:
     assert random_decisions(7) == random_decisions(7)
     assert random_decisions(7) != random_decisions(8)
     assert set(random_decisions(7)[0]) == {KEEP, SWAP, RECOMPUTE}
+
+
+# Limits of the tier below.
+
+
+@pytest.mark.parametrize("policy", ["auto", "swap-only"])
+def test_what_may_not_be_written_is_never_offered_to_be(policy: str) -> None:
+    scheduler = scheduler_of(policy)
+    scheduler.allows = lambda nbytes: False
+    item = Item(seconds=10.0)  # a copy would be far cheaper
+    scheduler.saved(item, None)
+    assert first_moves(scheduler) == ([(DROP, "")] if policy == "auto" else [])
+    assert WRITE not in [action for action, _ in scheduler.victims()]
+    scheduler.allows = lambda nbytes: True
+    assert WRITE in [action for action, _ in scheduler.victims()]
+
+
+def test_planned_copies_stop_where_a_limit_is_reached() -> None:
+    scheduler = scheduler_of()
+    items = [Item(nbytes=n << 20) for n in (4, 1, 3)]
+    for item in items:
+        scheduler.saved(item, SWAP)
+    scheduler.allows = lambda nbytes: nbytes <= 3 << 20
+    assert list(scheduler.early_writes()) == items[1:]

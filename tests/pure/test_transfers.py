@@ -12,7 +12,7 @@ import pytest
 
 from lowtide.errors import SpillError
 from lowtide.runtime.jobs import Track
-from lowtide.runtime.spill import DiskCalls, spill_directory
+from lowtide.runtime.spill import DiskCalls, spill_directory, whole_pages
 from lowtide.runtime.transfers import DiskLane, Read
 from tests.pure.blocks import MANY, Block, Gate, failing, round_trip
 
@@ -372,3 +372,19 @@ def test_a_slow_directory_and_one_in_memory_are_remarked(
     lane._writes.measured(2**30, 2**30 / 20e6)
     (remark,) = lane.remarks()
     assert f"{disk} is slow: writing at 19" in remark
+
+
+def test_limits_can_be_asked_for(make: Callable[..., DiskLane]) -> None:
+    block = Block(MANY, fill=1)
+    lane = make(step_limit_bytes=2 * MANY)
+    assert lane.allows(2 * MANY)
+    round_trip(lane, block)
+    assert lane.remarks() == ()
+    assert not lane.allows(2 * MANY)
+    assert "was used up" in lane.remarks()[0]
+    lane.begin_step()
+    assert lane.allows(2 * MANY)
+    full = make(limit_bytes=whole_pages(MANY))
+    assert full.allows(MANY)
+    full.write(block.address, MANY).wait()
+    assert not full.allows(1)

@@ -93,6 +93,26 @@ def test_writes_in_one_step_can_be_capped() -> None:
     assert "disk_writes=" in notes_of(session)
 
 
+def test_what_a_cap_on_writes_forbids_is_computed_again() -> None:
+    """No copy is tried that the cap would refuse, from the first step on."""
+
+    def program() -> list[Any]:
+        return train(deep(64, 8), 1024, 5)
+
+    expected = run_plain(program)
+    plain = Session("1TiB", policy="keep")
+    run_under(plain, program)
+    cap = 600 << 10  # two activations of some twenty
+    session = Session(int(0.6 * plain.report().peak_bytes), disk_writes=cap)
+    assert_same(expected, run_under(session, program), "cap")
+    report = session.report()
+    assert report.peak_bytes <= report.budget_bytes
+    assert report.recomputed_bytes > 0
+    assert report.swapped_bytes <= cap
+    assert report.step_written_bytes <= cap
+    assert "swapping stopped" not in notes_of(session)
+
+
 def test_a_host_budget_that_is_used_up_falls_back() -> None:
     expected = run_plain(lambda: train(deep(64, 8), 64))
     lane = HostLane(VirtualDriver(1), limit_bytes=64 << 10, below=None)

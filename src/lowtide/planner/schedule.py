@@ -49,6 +49,7 @@ class Allowed:
 
     swap: bool = True
     recompute: bool = True
+    swap_bytes: int | None = None  # at most, in the whole iteration; None: any amount
     copy_tax: float = COPY_TAX
     longest_chain: int = LONGEST_CHAIN
 
@@ -96,6 +97,8 @@ class Timetable:
             movable &= ~held
         may_swap = movable & (allowed.swap and lanes.write > 0 and lanes.read > 0)
         may_replay = movable & values["replayable"] & allowed.recompute
+        if allowed.swap_bytes is not None:
+            may_swap &= _dearest(values, may_swap, may_replay, allowed.swap_bytes)
         self.may = (may_swap * 1 + may_replay * 2).astype(np.int8)
         self.core = _core.simulator(
             np.ascontiguousarray(ops["seconds"]),
@@ -127,6 +130,27 @@ class Timetable:
         """Give (until, reads) of the plan that was tried last (see `Plan`)."""
         away = codes != 0
         return np.where(away, self.core.ends(), -1), self.core.begins()
+
+
+def _dearest(
+    values: NDArray[np.void],
+    may_swap: NDArray[np.bool_],
+    may_replay: NDArray[np.bool_],
+    limit_bytes: int,
+) -> NDArray[np.bool_]:
+    """Choose who may be swapped where not all may: what costs most to have otherwise.
+
+    What cannot be computed again comes first, then whatever takes longest per byte.
+    """
+    sizes = np.maximum(values["bytes"], 1)
+    worth = np.where(may_replay, values["seconds"] / sizes, np.inf)
+    chosen = np.zeros(len(values), np.bool_)
+    left = limit_bytes
+    for i in np.argsort(-worth, kind="stable"):
+        if may_swap[i] and sizes[i] <= left:
+            chosen[i] = True
+            left -= int(sizes[i])
+    return chosen
 
 
 def _replay_room(trace: Trace) -> NDArray[np.int64]:

@@ -74,6 +74,13 @@ class HostLane:
             self._out.queued_bytes += nbytes
         return copy
 
+    def allows(self, nbytes: Bytes) -> bool:
+        """Tell whether the host, or the disk below it, has room."""
+        limit = self.slabs.limit_bytes
+        if limit is None or self.slabs.used_bytes + nbytes <= limit:
+            return True
+        return self.below is not None and self.below.allows(nbytes)
+
     def read(self, copy: HostCopy, address: Address) -> HostRead:
         """Start to copy back into memory that is set aside."""
         read = HostRead(self, copy, address)

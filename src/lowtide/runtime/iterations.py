@@ -48,10 +48,18 @@ class Forecast:
 class Iterations:
     """Records the current iteration and predicts from earlier ones."""
 
-    def __init__(self, budget: int, lanes: Lanes, rules: Rules) -> None:
+    def __init__(
+        self,
+        budget: int,
+        lanes: Lanes,
+        rules: Rules,
+        *,
+        swap_bytes: int | None = None,
+    ) -> None:
         self.budget = budget
         self.lanes = lanes
         self.rules = rules
+        self.swap_bytes = swap_bytes  # most that one iteration may swap; None: any
         self.finished = 0
         self.plan_seconds = 0.0
         self.forecast: Forecast | None = None
@@ -186,6 +194,7 @@ class Iterations:
             Allowed(
                 swap=self.rules.swap and self.rules.planned,
                 recompute=self.rules.recompute and self.rules.planned,
+                swap_bytes=self.swap_bytes,
             ),
             lineage=Lineage.of(self._parents + [[]] * missing),
             held=held,

@@ -32,6 +32,9 @@ class Lane(Protocol):
             SpillError: a limit forbids it, or the tier failed lately.
         """
 
+    def allows(self, nbytes: Bytes) -> bool:
+        """Tell whether limits leave room for a write; what fails shows only later."""
+
     def read(self, copy: Any, address: Address) -> Any:
         """Start to copy back, once the copy is complete, into memory set aside."""
 
@@ -80,6 +83,16 @@ class Tiers:
     disk_bytes: Bytes | None = None
     disk_writes: Bytes | None = None  # a step
     directory: Path | None = None
+
+
+def swap_limit(device: str, tiers: Tiers) -> Bytes | None:
+    """Return how much of one iteration may leave at most; None where nothing limits it.
+
+    Below a device's memory lies the host's, and what of it goes on to the disk is not
+    known beforehand.
+    """
+    limits = [tiers.disk_bytes, tiers.disk_writes] if device == "cpu" else []
+    return min((limit for limit in limits if limit is not None), default=None)
 
 
 def open_lane(device: str, tiers: Tiers) -> Lane | None:

@@ -50,6 +50,8 @@ class Ledger:
         self.counter = counter
         self.lane = lane
         self.scheduler = scheduler
+        if lane is not None:
+            scheduler.allows = lane.allows
         self.table = table
         self.orphans: deque[Value] = deque()
         self.flights: list[tuple[Any, Value, torch.Tensor]] = []

@@ -41,6 +41,7 @@ class Allowance:
     def __init__(self, limit_bytes: Bytes | None = None) -> None:
         self.limit_bytes = limit_bytes
         self.most_bytes: Bytes = 0  # in any step so far
+        self.reached = False  # something was refused
         self._step_bytes: Bytes = 0
         self._failures = 0  # in a row
         self._last: SpillError | None = None
@@ -53,7 +54,9 @@ class Allowance:
     def over(self, n_bytes: Bytes) -> bool:
         """Say whether so many bytes more would exceed the step's limit."""
         limit = self.limit_bytes
-        return limit is not None and self._step_bytes + n_bytes > limit
+        over = limit is not None and self._step_bytes + n_bytes > limit
+        self.reached |= over
+        return over
 
     @property
     def step_bytes(self) -> Bytes:

@@ -33,7 +33,7 @@ from lowtide.runtime.devices import (
 from lowtide.runtime.functorch import suspending
 from lowtide.runtime.hooks import Hooks
 from lowtide.runtime.iterations import Iterations
-from lowtide.runtime.lanes import Lane, open_lane
+from lowtide.runtime.lanes import Lane, open_lane, swap_limit
 from lowtide.runtime.ledger import Ledger
 from lowtide.runtime.replay import Replayer
 from lowtide.runtime.rest import Rest
@@ -203,7 +203,8 @@ class Session:
         self.ledger.device = self.device_type
         if self.verify:
             self.ledger.verifier = Verifier()
-        self.iterations = Iterations(self.budget, lanes, self.rules)
+        limit = swap_limit(self.device_type, self.tiers)
+        self.iterations = Iterations(self.budget, lanes, self.rules, swap_bytes=limit)
         self.account = Account(self)
         self.steward = Steward(self)
         self.ledger.replay_fits = self.steward.replay_fits

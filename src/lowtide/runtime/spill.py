@@ -75,11 +75,15 @@ class Extents:
         self._end: Bytes = 0
         self._holes: list[Extent] = []  # by offset; none touches another or the end
 
+    def fits(self, n_bytes: Bytes) -> bool:
+        """Tell whether the limit leaves room for so many bytes."""
+        wanted, limit = whole_pages(n_bytes), self.limit_bytes
+        return limit is None or self.used_bytes + wanted <= limit
+
     def allocate(self, n_bytes: Bytes) -> tuple[Extent, ...] | None:
         """Reserve whole pages for so many bytes; None if the limit forbids it."""
-        wanted = whole_pages(n_bytes)
-        limit = self.limit_bytes
-        if limit is not None and self.used_bytes + wanted > limit:
+        wanted, limit = whole_pages(n_bytes), self.limit_bytes
+        if not self.fits(n_bytes):
             return None
         if wanted == 0:
             return ()

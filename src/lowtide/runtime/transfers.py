@@ -104,6 +104,12 @@ class DiskLane:
             self._changed.notify_all()
         return job
 
+    def allows(self, nbytes: Bytes) -> bool:
+        """Tell whether the limits leave room for a write."""
+        with self._lock:
+            self._take_freed()
+            return not self._allowance.over(nbytes) and self._extents.fits(nbytes)
+
     def read(self, copy: Copy, address: Address) -> Read:
         """Start to read a copy into memory, once it is written.
 
@@ -169,6 +175,11 @@ class DiskLane:
         kind = memory_file_system(self.directory)
         if kind and self.written_bytes:
             found.append(IN_MEMORY.format(directory=self.directory, kind=kind))
+        if self._allowance.reached:
+            found.append(
+                f"disk_writes={format_bytes(self._allowance.limit_bytes or 0)} a step "
+                "was used up: what may not be written stays, or is computed again."
+            )
         for track in (self._writes, self._reads):
             if track.moved_bytes >= _JUDGED and track.bandwidth < _SLOW:
                 found.append(

@@ -16,7 +16,7 @@ policies follow no plan: their filter is a score (`scheduler.ranked`).
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Generic, Protocol, TypeVar
 
 from lowtide.scheduler.director import KEEP, RECOMPUTE, SWAP, Lanes, Rules, judge
@@ -72,6 +72,8 @@ class Scheduler(Generic[V]):
         self.dropped: dict[int, V] = {}
         self.back: dict[int, V] = {}  # left before, in memory again
         self.due: dict[int, int] = {}  # where a plan reads a value back, by its id
+        # whether a copy of so many bytes may be written: limits of the tier below
+        self.allows: Callable[[int], bool] = lambda nbytes: True
         self.now = 0.0  # seconds of compute so far, as the caller counts them
         policy = POLICIES.get(rules.name)
         self.ranked: Ranked[V] | None = None if policy is None else Ranked(policy)
@@ -166,7 +168,9 @@ class Scheduler(Generic[V]):
 
     def early_writes(self) -> Iterator[V]:
         """Yield planned swaps whose copy has not begun, oldest first."""
-        yield from list(self.to_write.values())
+        for value in list(self.to_write.values()):
+            if self.allows(value.nbytes):
+                yield value
 
     def forced(self) -> Iterator[tuple[str, V]]:
         """Yield an action for every value: the regime of the exactness tests."""
@@ -235,7 +239,7 @@ class Scheduler(Generic[V]):
         code = self._judge(value)
         ways = [DROP, WRITE] if code == RECOMPUTE else [WRITE, DROP]
         for way in ways:
-            if way == WRITE and (not self.rules.swap or not self.lanes.open):
+            if way == WRITE and not (self.rules.swap and self._may_write(value)):
                 continue
             if way == DROP and not self.rules.recompute:
                 continue
@@ -250,13 +254,16 @@ class Scheduler(Generic[V]):
         if value.writing:
             yield WAIT, value
             return
-        swaps = self.ranked.policy.swap and self.lanes.open
+        swaps = self.ranked.policy.swap and self._may_write(value)
         if self.ranked.policy.way(value, self.lanes) == RECOMPUTE:
             ways = [DROP, WRITE] if swaps else [DROP]
         else:
-            ways = [WRITE, DROP]
+            ways = [WRITE, DROP] if swaps else [DROP]
         for way in ways:
             yield way, value
+
+    def _may_write(self, value: V) -> bool:
+        return self.lanes.open and self.allows(value.nbytes)
 
     def _react(self, value: V) -> int:
         """Judge for a policy that plans nothing, but may copy ahead of pressure."""
@@ -274,10 +281,11 @@ class Scheduler(Generic[V]):
         seconds = value.replay_seconds() if self.rules.recompute else None
         if self.force:
             can_replay = seconds is not None
-            if self.rules.swap and self.lanes.open:
+            if self.rules.swap and self.lanes.open:  # whatever the limits say
                 return SWAP
             return RECOMPUTE if can_replay else KEEP
-        return judge(value.nbytes, seconds, self.lanes, self.rules)
+        lanes = self.lanes if self.allows(value.nbytes) else Lanes(0.0, 0.0)
+        return judge(value.nbytes, seconds, lanes, self.rules)
 
 
 def _distance(value: Candidate) -> tuple[int, int]:
