@@ -32,13 +32,14 @@ def rule(ours: str = "", others: str = "") -> Rule:
     return Rule(frozenset(ours.split()), frozenset(others.split()))
 
 
-NOUNS = "errors units tidefile hardware trace history plan timeline archive"
+NOUNS = "errors units tidefile hardware kinds trace history plan timeline archive"
 STAGES = f"{NOUNS} recorder planner scheduler _core"
 RULES = {
     "errors": rule(),
     "units": rule("errors"),
     "tidefile": rule("errors"),
     "hardware": rule("errors units"),
+    "kinds": rule(),
     "trace": rule("errors units tidefile"),
     "plan": rule("errors units tidefile trace"),
     "timeline": rule("errors units tidefile trace"),
@@ -49,13 +50,14 @@ RULES = {
     "planner": rule("errors units hardware trace plan _core", others="optuna"),
     "scheduler": rule("errors hardware trace plan"),
     "simulator": rule(f"{NOUNS} scheduler _core"),
+    "elsewhere": rule(f"{NOUNS} planner scheduler simulator"),
     "runtime": rule(STAGES, others="torch"),
-    "reports": rule("errors units trace plan timeline"),
+    "reports": rule("errors units trace plan timeline elsewhere"),
     "integrations": rule("runtime", others="torch"),
     # The root resolves names that need torch on first use: it does not count as one.
     "": rule(f"{STAGES} simulator runtime reports integrations"),
     "cli": rule(
-        f"{STAGES} simulator runtime reports integrations __root__",
+        f"{STAGES} simulator elsewhere runtime reports integrations __root__",
         others="typer rich",
     ),
     "__main__": rule("cli"),

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 import lowtide
-from lowtide.cli import measure, pool, record, run, show
+from lowtide.cli import measure, plan, pool, record, run, show, simulate
 
 app = typer.Typer(
     name="lowtide",
@@ -21,6 +21,8 @@ app.command("run", context_settings=run.CONTEXT)(run.run)
 app.command("record", context_settings=record.CONTEXT)(record.record)
 app.command("show")(show.show)
 app.command("pool")(pool.pool)
+app.command("plan")(plan.plan)
+app.command("simulate")(simulate.simulate)
 app.command("measure")(measure.measure)
 
 

@@ -16,6 +16,7 @@ from lowtide.recorder.files import read_history
 from lowtide.tidefile import Tide, is_tide, read_tide
 
 EXIT_USAGE = 2
+EXIT_TOO_LARGE = 3
 EXIT_INTERRUPTED = 130  # as shells count a death of SIGINT
 _BAR_CELLS = 20
 
@@ -53,7 +54,7 @@ def naming(path: Path, act: Callable[[], T]) -> T:
         raise FileError(error.why, path=path) from None
 
 
-def perform_verb(verb: str, act: Callable[[Say], None]) -> int:
+def perform_verb(verb: str, act: Callable[[Say], int | None]) -> int:
     """Do what a verb does, with progress; return the exit status.
 
     A file that cannot be read gives one line and status 2.
@@ -67,7 +68,7 @@ def perform_verb(verb: str, act: Callable[[Say], None]) -> int:
             progress.say(f"[{bar}] {text}")
 
     try:
-        act(say)
+        return act(say) or 0
     except (LowtideError, OSError) as error:
         progress.wipe()
         print(f"lowtide {verb}: {_one_line(error)}", file=sys.stderr)
@@ -76,7 +77,6 @@ def perform_verb(verb: str, act: Callable[[Say], None]) -> int:
         return EXIT_INTERRUPTED
     finally:
         progress.wipe()
-    return 0
 
 
 def harmless(text: str) -> str:

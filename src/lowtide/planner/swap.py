@@ -41,6 +41,9 @@ from lowtide.planner.weights import Weights, best_weights
 
 Chosen = NDArray[np.bool_]
 
+_TRIES = 8000  # schedules in all that are tried while the limit sinks
+_PATIENCE = 8  # of these without success, in windows, before less is asked for
+
 
 @dataclass(frozen=True, slots=True)
 class Swapping:
@@ -258,6 +261,9 @@ class _Lanes:
         self.costs = costs
         self.steady = steady
         self.lasts = recording.seconds
+        edges = self.times[self.period : 2 * self.period + 1]
+        # what lasts no time counts a little, or its excess would count for nothing
+        self.lengths = np.diff(edges) + self.lasts / (16 * self.period)
 
     def choose(self, windows: Windows, limit_bytes: int) -> Swapping:
         """Choose windows until the load meets the limit, or as low as it gets."""
@@ -272,6 +278,7 @@ class _Lanes:
                 if peak < lowest:
                     lowest, best = peak, chosen
         lowest = self._exchange(windows, best, lowest, limit_bytes)
+        lowest = self._sink(windows, best, lowest, limit_bytes)
         return Swapping(windows[best], 0.0, lowest)
 
     def _over_peaks(
@@ -317,6 +324,61 @@ class _Lanes:
                 else:
                     chosen[i] ^= True
         return lowest
+
+    def _sink(
+        self, windows: Windows, best: Chosen, lowest: int, limit_bytes: int
+    ) -> int:
+        """Ask for a little less again and again, and come nearer in small steps.
+
+        What counts on the way is not the highest moment alone but all that lies above
+        what is asked for, so that several peaks can be worn away one after another.
+        """
+        random = np.random.default_rng(0)
+        tries = 0
+        step = lowest // 64
+        while lowest > limit_bytes and step > lowest // 2048:
+            goal = max(limit_bytes, lowest - step)
+            chosen = best.copy()
+            excess = self._excess(self.schedule(windows[chosen]), goal)
+            since = 0
+            while 0 < excess < np.inf and since < _PATIENCE * len(windows):
+                tries += 1
+                if tries > _TRIES:
+                    return lowest
+                flips = self._flips(windows, chosen, random, since)
+                chosen[flips] ^= True
+                load = self.schedule(windows[chosen])
+                found = self._excess(load, goal)
+                if found < excess:
+                    excess, since = found, 0
+                else:
+                    chosen[flips] ^= True
+                    since += 1
+            if excess == 0:
+                load = self.schedule(windows[chosen])
+                assert load is not None
+                lowest, best[:] = int(load.max()), chosen
+            else:
+                step //= 2
+        return lowest
+
+    def _flips(
+        self, windows: Windows, chosen: Chosen, random: np.random.Generator, since: int
+    ) -> NDArray[np.intp]:
+        """Choose a window to take or leave; where that has not helped, two."""
+        n = len(windows)
+        if since < n:
+            return np.array([random.integers(n)])
+        taken, left = np.flatnonzero(chosen), np.flatnonzero(~chosen)
+        if len(taken) == 0 or len(left) == 0:
+            return np.array([random.integers(n)])
+        return np.array([random.choice(taken), random.choice(left)])
+
+    def _excess(self, load: Floats | None, goal: int) -> float:
+        """Sum what lies above a goal, over time; infinite where something stalls."""
+        if load is None:
+            return float("inf")
+        return float((np.maximum(load - goal, 0.0) * self.lengths).sum())
 
     def schedule(self, windows: Windows) -> Floats | None:
         """Lay out the copies; returns the load, None where something would stall."""

@@ -116,7 +116,9 @@ class Buffer:
         return seconds
 
 
-def build(graph: Graph, clock: Clock) -> tuple[list[Operator], list[Buffer]]:
+def build(
+    graph: Graph, clock: Clock, kind: type[Buffer] = Buffer
+) -> tuple[list[Operator], list[Buffer]]:
     """Make the objects of a graph, linked to each other."""
     needs = graph.needs.tolist()
     operators = [
@@ -127,7 +129,7 @@ def build(graph: Graph, clock: Clock) -> tuple[list[Operator], list[Buffer]]:
     ]
     names = ["bytes", "operator", "dead", "held", "first_use", "reuses", "lasting"]
     rows = zip(*(graph.versions[name].tolist() for name in names), strict=True)
-    buffers = [Buffer(i, row, clock) for i, row in enumerate(rows)]
+    buffers = [kind(i, row, clock) for i, row in enumerate(rows)]
     replayable = graph.operators["replayable"].tolist()
     for i, j in zip(*(graph.reads[c].tolist() for c in ACCESS), strict=True):
         if buffers[j] not in operators[i].inputs:

@@ -31,6 +31,7 @@ class Tally:
 
     peak: int = 0
     exposed: float = 0.0  # seconds of waiting for copies
+    for_room: float = 0.0  # of these, for copies out
     replay_seconds: float = 0.0
     replayed: int = 0  # operators
     written: int = 0  # bytes
@@ -124,7 +125,7 @@ class Machine:
         assert action in (WRITE, WAIT)
         if value.copied is None:
             return False
-        self.wait(value.copied)
+        self.wait(value.copied, for_room=True)
         self.land()
         return self._leave(value, action, swapped=True)
 
@@ -177,10 +178,11 @@ class Machine:
 
     # -- lanes ------------------------------------------------------------------
 
-    def wait(self, until: float) -> None:
+    def wait(self, until: float, *, for_room: bool = False) -> None:
         """Wait for something on a lane."""
         if until > self.clock.now:
             self.tally.exposed += until - self.clock.now
+            self.tally.for_room += for_room * (until - self.clock.now)
             self.clock.now = until
 
     def start_write(self, value: Buffer) -> bool:

@@ -54,6 +54,7 @@ class _Forward:
     saved: list[int]
     seconds_back: float
     weight: int  # its parameters, -1: none
+    flops: float
 
 
 @dataclass(slots=True)
@@ -75,6 +76,7 @@ class Tape:
     saved_at: dict[int, int] = field(default_factory=dict)
     uses: list[tuple[int, int]] = field(default_factory=list)  # version, operator
     forward: list[_Forward] = field(default_factory=list)
+    weight_gradients: list[tuple[int, int]] = field(default_factory=list)
 
     def source(self, nbytes: int) -> int:
         """Add something that is there before and after: parameters, a batch."""
@@ -140,7 +142,7 @@ class Tape:
             self.saved_at.setdefault(i, len(self.operators) - 1)
         twice = 2 if weight >= 0 else 1
         self.forward.append(
-            _Forward(name, inputs, output, saved, twice * seconds, weight)
+            _Forward(name, inputs, output, saved, twice * seconds, weight, flops)
         )
         return output
 
@@ -151,15 +153,36 @@ class Tape:
         mask = self.run("bernoulli", seconds, [], nbytes // 4)
         return self.layer("dropout", [x], nbytes, saves="", mask=mask)
 
-    def finish(self, loss: int) -> Graph:
-        """Add the backward pass from a loss, and return the graph."""
+    def finish(self, loss: int, *, states: int = -1, at_once: bool = False) -> Graph:
+        """Add the backward pass from a loss, and return the graph.
+
+        Arguments:
+            loss: what the backward pass begins with.
+            states: numbers that an optimizer keeps for a parameter; -1: it has none.
+            at_once: each parameter is updated when its gradient is there, which is
+                given back then; otherwise all are, at the end.
+        """
         gradients = {loss: self.run("ones_like", self.device.launch, [], 4)}
         for layer in reversed(self.forward):
             gradient = gradients.pop(layer.output, None)
             if gradient is None:
                 continue
             self._back(layer, gradient, gradients)
+            if states >= 0 and at_once:
+                self._update(states)
+                self.outliving.clear()
+                self.weight_gradients.clear()
+        if states >= 0:
+            self._update(states)
         return self._graph()
+
+    def _update(self, states: int) -> None:
+        """Add an update in place of the parameters that have gradients."""
+        for weight, gradient in self.weight_gradients:
+            nbytes = self.sizes[weight]
+            kept = [self.source(nbytes) for _ in range(states)]
+            seconds = self.device.seconds(0.0, nbytes * (3 + 2 * states))
+            self.run("update_", seconds, [weight, gradient, *kept], 0)
 
     def _back(self, layer: _Forward, gradient: int, gradients: dict[int, int]) -> None:
         wanted = [i for i in layer.inputs if i not in self.lasting]
@@ -182,12 +205,15 @@ class Tape:
                 )
         if layer.weight >= 0:
             nbytes = self.sizes[layer.weight]
-            self.outliving.add(self._backward_run(layer, seconds, reads, nbytes))
+            gradient = self._backward_run(layer, seconds, reads, nbytes)
+            self.outliving.add(gradient)
+            self.weight_gradients.append((layer.weight, gradient))
 
     def _backward_run(
         self, layer: _Forward, seconds: float, reads: list[int], nbytes: int
     ) -> int:
-        output = self.run(f"{layer.name}_backward", seconds, reads, nbytes)
+        name = f"{layer.name}_backward"
+        output = self.run(name, seconds, reads, nbytes, flops=layer.flops)
         self.uses += [(i, len(self.operators) - 1) for i in layer.saved]
         return output
 

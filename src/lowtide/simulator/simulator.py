@@ -22,6 +22,7 @@ from lowtide.scheduler.scheduler import Scheduler
 from lowtide.simulator.buffers import Buffer, Clock, Operator, build
 from lowtide.simulator.forecast import managed_bytes, managed_versions
 from lowtide.simulator.machine import Machine, OutOfMemory
+from lowtide.simulator.watch import Watch, WatchedBuffer
 from lowtide.trace import Graph
 
 _FILLING = 0.6  # of the budget: above it, copies start without a plan
@@ -56,6 +57,7 @@ class Outcome:
     seconds: float  # as far as it got
     replay_seconds: float
     exposed_seconds: float  # waited for copies
+    room_seconds: float  # of these, for copies out to be complete
     replayed_operators: int
     written_bytes: int
     read_bytes: int
@@ -83,12 +85,17 @@ class _Run:
         lanes: Lanes,
         seed: int,
         plan: Plan | None,
+        watch: Watch | None,
     ) -> None:
         self.graph = graph
         self.rules = rules
         self.budget = budget
         self.clock = Clock()
-        self.operators, self.buffers = build(graph, self.clock)
+        self.watch = watch
+        kind = Buffer if watch is None else WatchedBuffer
+        self.operators, self.buffers = build(graph, self.clock, kind)
+        if watch is not None:
+            watch.begin(self.buffers)
         self.scheduler: Scheduler[Buffer] = Scheduler(
             rules, lanes, force=False, seed=seed
         )
@@ -140,6 +147,8 @@ class _Run:
         machine.touch_peak(need)
         self.clock.now += operator.seconds
         scheduler.now = self.clock.now
+        if self.watch is not None:
+            self.watch.operator(operator)
         for buffer in operator.outputs:
             buffer.alive = buffer.resident = True
             machine.live += buffer.nbytes
@@ -196,6 +205,7 @@ def simulate(
     *,
     plan: Plan | None = None,
     seed: int = 0,
+    watch: Watch | None = None,
 ) -> Outcome:
     """Run one iteration of a graph under a budget.
 
@@ -207,8 +217,9 @@ def simulate(
         plan: of this iteration, for a policy that follows one; where None, each value
             is judged alone, as in an iteration not seen before.
         seed: of the "random" policy.
+        watch: collects what an allocator would be asked for.
     """
-    run = _Run(graph, RULES[policy], budget_bytes, lanes, seed, plan)
+    run = _Run(graph, RULES[policy], budget_bytes, lanes, seed, plan, watch)
     failed_at, thrashed = run.run()
     machine, ranked = run.machine, run.scheduler.ranked
     tally = machine.tally
@@ -224,6 +235,7 @@ def simulate(
         seconds=run.clock.now,
         replay_seconds=tally.replay_seconds,
         exposed_seconds=tally.exposed,
+        room_seconds=tally.for_room,
         replayed_operators=tally.replayed,
         written_bytes=tally.written,
         read_bytes=tally.read,

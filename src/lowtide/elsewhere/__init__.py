@@ -1,0 +1,1 @@
+"""What a recorded iteration would do on a device that is not at hand."""
