@@ -21,7 +21,7 @@ from lowtide.tidefile import Tide, write_tide
 from lowtide.trace import OPS, VALUES, Graph, Trace
 from tests.pure.foreign import write_all
 from tests.pure.golden import check_golden
-from tests.pure.test_cli_show import lowtide, refusals
+from tests.pure.test_cli_show import lowtide
 
 CARD = CATALOGUE["v100-16g"]
 NETS = {
