@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an operator that nobody runs would take: seconds, and bytes beside its results.
+"""How long an operator that nobody runs would take.
 
 Seconds come from a roofline (`lowtide.hardware`): arithmetic by PyTorch's own formulas,
 memory traffic by the tensors that go in and out.
@@ -52,8 +52,8 @@ class Costs:
         self, facts: Facts, args: Any, kwargs: Any, result: Any, flops: float
     ) -> Seconds:
         """Estimate how long an operator takes."""
-        read = list(_tensors((args, tuple(kwargs.values()))))
-        made = list(_tensors(result))
+        read = list(tensors_in((args, tuple(kwargs.values()))))
+        made = list(tensors_in(result))
         n_bytes = sum(map(_n_bytes, read)) + sum(map(_n_bytes, made))
         numbers = [t for t in (*read, *made) if t.is_floating_point()]
         dtype = str(numbers[0].dtype).removeprefix("torch.") if numbers else "float32"
@@ -64,17 +64,14 @@ class Costs:
         kind = kind_of(facts.name)
         return self.hardware.seconds(flops, n_bytes, dtype, kind)
 
-    def workspace(self, facts: Facts, args: Any, kwargs: Any, result: Any) -> Bytes:
-        """Estimate the bytes that an operator takes beside its results."""
-        return 0
 
-
-def _tensors(argument: Any) -> Iterator[torch.Tensor]:
+def tensors_in(argument: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors among arguments or results, at any depth."""
     if isinstance(argument, torch.Tensor):
         yield argument
     elif isinstance(argument, (list, tuple)):
         for item in argument:
-            yield from _tensors(item)
+            yield from tensors_in(item)
 
 
 def _n_bytes(tensor: torch.Tensor) -> Bytes:

@@ -33,6 +33,8 @@ from lowtide.recorder.values import (
 )
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
+# the attribute itself may say something else, for the sake of a program (claims.py)
+_is_on_cpu = vars(torch._C.TensorBase)["is_cpu"].__get__
 
 
 class Listener(Protocol):
@@ -86,7 +88,9 @@ def is_plain(tensor: torch.Tensor, device_type: str) -> bool:
         type(tensor) in _PLAIN
         and tensor.layout is torch.strided
         and (
-            tensor.is_cpu if device_type == "cpu" else str(tensor.device) == device_type
+            _is_on_cpu(tensor)
+            if device_type == "cpu"
+            else str(tensor.device) == device_type
         )
         and not tensor.is_quantized
         and not tensor._is_zerotensor()

@@ -25,7 +25,7 @@ import torch
 
 from lowtide.recorder.dispatch import is_plain
 from lowtide.recorder.hollow import hollow_memory
-from lowtide.recorder.infer import Alias, Inference, New, Shape
+from lowtide.recorder.infer import Alias, Inference, New, Shape, Unknown
 from lowtide.recorder.schemas import Facts
 
 _COMPUTED = 1 << 16  # bytes of numbers up to which an operator is computed
@@ -34,6 +34,8 @@ _MADE_UP = 1 << 12  # bytes of numbers up to which results get a value
 
 # operators whose integers choose among the elements of a dimension
 _CHOICES = ("topk", "argmax", "argmin", "sort", "argsort", "max", "min", "multinomial")
+# these return their argument's storage, though their schemas do not say so
+_ALIASES = ("aten::_unsafe_view", "aten::lift", "aten::_reshape_alias")
 _COUNTS = ("sum", "count_nonzero", "cumsum")
 
 Seconds = float
@@ -90,7 +92,7 @@ class FakeKernels:
     def _shape(self, func: Any, args: Any, kwargs: Any) -> Shape | None:
         try:
             return self._inference.shape_of(func, args, kwargs)
-        except Exception:  # whatever it is, the real operator can do it, or say why not
+        except Unknown:  # the real operator can do it, or say why not
             return None
 
     def _without_masks(self, facts: Facts, args: Any) -> Any:
@@ -143,7 +145,7 @@ class FakeKernels:
         if n_bytes <= tensor.untyped_storage().nbytes():
             tensor.as_strided_(size, stride)
             return
-        new = self._new(New(size, stride, tensor.dtype, n_bytes), fill=None)
+        new = self._new(New(size, stride, tensor.dtype, n_bytes), None)
         tensor.set_(new.untyped_storage(), 0, size, stride)
 
     def _out(self, func: Any, shape: Shape, kwargs: Any, tensors: Any) -> Any:
@@ -159,7 +161,11 @@ class FakeKernels:
 
     def _build(self, shape: Shape, facts: Facts, tensors: list[torch.Tensor]) -> Any:
         if isinstance(shape, New):
-            return self._new(shape, fill=self._value(shape, facts, tensors))
+            return self._new(shape, self._value(shape, facts, tensors))
+        if isinstance(shape, Alias) and facts.name not in _ALIASES:
+            # fake tensors hand on what the kernel copies
+            n_bytes = math.prod(shape.size) * shape.dtype.itemsize
+            return self._new(New(shape.size, shape.stride, shape.dtype, n_bytes), 1)
         if isinstance(shape, Alias):
             owner = tensors[shape.argument]
             offset = owner.storage_offset() + shape.offset
@@ -184,7 +190,7 @@ class FakeKernels:
             return tensors[0].numel() // max(math.prod(shape.size), 1)
         return _Spread(tensors, shape) if tensors and name in _CHOICES else 0
 
-    def _new(self, shape: New, *, fill: Any) -> torch.Tensor:
+    def _new(self, shape: New, fill: Any) -> torch.Tensor:
         """Make a tensor: hollow, or with made-up values if it is small."""
         decides = not shape.dtype.is_floating_point and not shape.dtype.is_complex
         decides = decides and shape.dtype is not torch.bool

@@ -4,19 +4,24 @@
 from __future__ import annotations
 
 import gc
+import random
 from collections.abc import Iterator
+from contextlib import ExitStack
 from types import TracebackType
 from typing import Any
 
 import torch
 
 from lowtide.errors import LowtideError
-from lowtide.recorder.costs import Costs
+from lowtide.recorder.claims import Claims, storages_of
+from lowtide.recorder.costs import Costs, tensors_in
 from lowtide.recorder.dispatch import is_plain
 from lowtide.recorder.fake import FakeKernels
-from lowtide.recorder.graph import GraphListener, count_flops
+from lowtide.recorder.graph import GraphListener
 from lowtide.recorder.key import observe_with, observed, stop_observing
 from lowtide.recorder.schemas import Facts
+from lowtide.recorder.work import count_flops
+from lowtide.recorder.workspace import workspace_of
 from lowtide.trace import Graph
 
 
@@ -38,12 +43,15 @@ class FakeRun:
 
     Arguments:
         costs: of operators on the device that is recorded for.
+        device: "cpu" or "cuda", which need not be there.
         protect: leave alone all tensors, gradients and optimizers that are there
             already, for a program that goes on afterwards.
     """
 
-    def __init__(self, costs: Costs, *, protect: bool) -> None:
+    def __init__(self, costs: Costs, device: str, *, protect: bool) -> None:
         self.costs = costs
+        self._claims = Claims(costs.hardware) if device == "cuda" else None
+        self._patches = ExitStack()
         self.kernels = FakeKernels()
         self.listener: GraphListener | None = None
         self._needs = _Needs()
@@ -58,6 +66,8 @@ class FakeRun:
             )
         if self._kept is not None:
             self.kernels.protect(self._kept.note())
+        if self._claims is not None:
+            self._patches = self._claims.patches()
         observe_with(self.observe)
         return self
 
@@ -69,12 +79,13 @@ class FakeRun:
     ) -> None:
         """Put all back."""
         stop_observing()
+        self._patches.close()
         if self._kept is not None:
             self._kept.put_back()
 
     def begin(self) -> GraphListener:
         """Begin to record, anew where something was being recorded."""
-        self.listener = GraphListener(self._needs, _is_counted)
+        self.listener = GraphListener(self._needs, self._is_counted)
         return self.listener
 
     def end(self) -> Graph:
@@ -87,30 +98,47 @@ class FakeRun:
         """Stand in for one operator."""
         if facts.views:
             return func(*args, **kwargs)
+        known: set[int] | None = None
+        if self._claims is not None:
+            there, args, kwargs = self._claims.target(args, kwargs)
+            known = storages_of((args, tuple(kwargs.values()))) if there else None
         listener = self.listener
-        if listener is None:
-            return self.kernels.perform(func, facts, args, kwargs)
-        token = listener.before(func, args, kwargs)
+        token = None if listener is None else listener.before(func, args, kwargs)
         result = self.kernels.perform(func, facts, args, kwargs)
+        if self._claims is not None and known is not None:
+            self._claims.claim(result, known)
+        if listener is None or token is None:
+            return result
         flops = count_flops(func, args, kwargs, result)
         seconds = self.costs.seconds(facts, args, kwargs, result, flops)
-        self._needs.op_peak.value = self.costs.workspace(facts, args, kwargs, result)
+        extra = workspace_of(facts.name, args, result)
+        made = sum(t.untyped_storage().nbytes() for t in tensors_in(result))
+        self._needs.op_peak.value = made + extra if extra else 0
         listener.after(func, token, seconds, result)
         return result
 
+    def _is_counted(self, tensor: torch.Tensor) -> bool:
+        if not is_plain(tensor, "cpu"):
+            return False
+        return self._claims is None or self._claims.hold(tensor)
 
-def _is_counted(tensor: torch.Tensor) -> bool:
-    return is_plain(tensor, "cpu")
+
+def _is_leaf(tensor: torch.Tensor) -> bool:
+    try:
+        return tensor.is_leaf
+    except RuntimeError:  # a view that autograd has given up
+        return False
 
 
 class _Kept:
-    """Gradients and states of optimizers, as they were before."""
+    """Gradients, states of optimizers and of random numbers, as they were before."""
 
     def note(self) -> Iterator[torch.Tensor]:
         """Look for all that there are; yield the tensors that there are."""
         things = gc.get_objects()
         tensors = [t for t in things if type(t) in (torch.Tensor, torch.nn.Parameter)]
-        self._gradients = [(t, t.grad) for t in tensors if t.is_leaf]
+        self._dice = torch.get_rng_state(), random.getstate()
+        self._gradients = [(t, t.grad) for t in tensors if _is_leaf(t)]
         self._optimizers = [
             (thing, dict(thing.state), [dict(group) for group in thing.param_groups])
             for thing in things
@@ -129,6 +157,8 @@ class _Kept:
 
     def put_back(self) -> None:
         """Give everybody what they had."""
+        torch.set_rng_state(self._dice[0])
+        random.setstate(self._dice[1])
         for tensor, gradient in self._gradients:
             if tensor.grad is not gradient:
                 tensor.grad = gradient

@@ -14,7 +14,6 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from torch.utils.flop_counter import flop_registry
 
 from lowtide.errors import LowtideError
 from lowtide.recorder.dispatch import Recorder, is_plain
@@ -22,6 +21,7 @@ from lowtide.recorder.key import observed
 from lowtide.recorder.schemas import facts_of
 from lowtide.recorder.storages import StorageTable
 from lowtide.recorder.values import Value
+from lowtide.recorder.work import count_flops
 from lowtide.trace import ACCESSES, OPERATORS, SAVES, VERSIONS, Graph
 
 _Saved = tuple[int, torch.Tensor]  # version or -1, and the tensor to give back
@@ -305,14 +305,6 @@ class GraphListener:
             writes=np.array(self.writes, dtype=ACCESSES),
             saves=np.array(saves + unused, dtype=SAVES),
         )
-
-
-def count_flops(func: Any, args: Any, kwargs: Any, result: Any) -> float:
-    """Count the work of the operators that PyTorch has a formula for."""
-    formula = flop_registry.get(func._overloadpacket)
-    if formula is None:
-        return 0.0
-    return float(formula(*args, **kwargs, out_val=result))
 
 
 def _is_whole(tensor: Any) -> bool:

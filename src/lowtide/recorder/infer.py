@@ -7,6 +7,7 @@ kept, so that the layers of a network and its later steps ask only once.
 
 from __future__ import annotations
 
+import gc
 import logging
 from dataclasses import dataclass
 from typing import Any
@@ -41,6 +42,10 @@ class Alias:
 Shape = Any  # a New, an Alias, a list of these, or a plain value
 
 
+class Unknown(Exception):
+    """Fake tensors do not know an operator, or not for these arguments."""
+
+
 class Inference:
     """Asks fake tensors, once a signature."""
 
@@ -52,7 +57,7 @@ class Inference:
         """Return the shape of a result.
 
         Raises:
-            Exception: fake tensors cannot say, for one of their many reasons.
+            Unknown: fake tensors cannot say, for one of their many reasons.
         """
         key = (func, _key(args), tuple((k, _key(v)) for k, v in kwargs.items()))
         known = self._known.get(key, self)
@@ -61,16 +66,24 @@ class Inference:
             _log.disabled, before = True, _log.disabled
             try:
                 known = self._ask(func, args, kwargs)
-            except Exception as error:
-                known = error
+            except Exception:
+                known = Unknown
             finally:
                 _log.disabled = before
             self._known[key] = known
-        if isinstance(known, Exception):
-            raise known
+            if known is Unknown:
+                gc.collect()  # errors hold on to frames, and these to tensors
+        if known is Unknown:
+            raise Unknown(str(func))
         return known
 
     def _ask(self, func: Any, args: Any, kwargs: Any) -> Shape:
+        shape = self._ask_fakes(func, args, kwargs)
+        if func is torch.ops.aten.mkldnn_rnn_layer.default and args[-1]:
+            shape[3] = _rnn_reserve(func, args)
+        return shape
+
+    def _ask_fakes(self, func: Any, args: Any, kwargs: Any) -> Shape:
         fakes: list[torch.Tensor] = []
         fake_args = [self._fake(argument, fakes) for argument in args]
         fake_kwargs = {k: self._fake(v, fakes) for k, v in kwargs.items()}
@@ -90,6 +103,22 @@ class Inference:
         if isinstance(argument, (list, tuple)):
             return [self._fake(item, fakes) for item in argument]
         return None if isinstance(argument, torch.Generator) else argument
+
+
+def _rnn_reserve(func: Any, args: Any) -> New:
+    """Find what a recurrent layer keeps for its backward pass, from short runs.
+
+    Its size is the library's affair; it grows by the step.
+    """
+    few, more = 8, 16
+    picture = args[0]
+    sizes = []
+    for steps in (few, more):
+        start = torch.zeros(steps, *picture.shape[1:], dtype=picture.dtype)
+        sizes.append(func(start, *args[1:])[3].numel())
+    by_step = (sizes[1] - sizes[0]) / (more - few)
+    numel = round(sizes[1] + by_step * (picture.size(0) - more))
+    return New((numel,), (1,), torch.uint8, numel)
 
 
 def _key(argument: Any) -> Any:

@@ -14,6 +14,7 @@ import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import cache
 from types import TracebackType
 from typing import Protocol, TypeAlias
@@ -304,8 +305,9 @@ def _cpu_storages() -> Iterator[torch.UntypedStorage]:
             if not issubclass(type(thing), torch.Tensor):
                 continue
             tensors = [thing]
-            if thing.is_leaf and thing.grad is not None:
-                tensors.append(thing.grad)
+            with suppress(RuntimeError):  # a view that autograd has given up
+                if thing.is_leaf and thing.grad is not None:
+                    tensors.append(thing.grad)
             for tensor in tensors:
                 for part in _dense_parts(tensor):
                     if part.device.type != "cpu":

@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from functools import wraps
 from inspect import signature
 from typing import Any
+from unittest.mock import patch
 
-from torch.utils.data import DataLoader
+import torch
+from torch.utils.data import DataLoader, IterableDataset, Sampler
 
 from lowtide.errors import LowtideError
 from lowtide.hardware import (
@@ -66,8 +68,8 @@ def record(
         raise LowtideError("give record() either a step or build=, and not both.")
     _check_device(device, fake=fake)
     if fake:
-        costs = Costs(_hardware_of(hardware, device))
-        with FakeRun(costs, protect=True) as run:
+        costs = Costs(hardware_of(hardware, device))
+        with FakeRun(costs, device, protect=True) as run:
             return _record_fake(run, step or _built(build), warmup)
     return recorder.record(step or _built(build), warm=warmup, meter=_meter())
 
@@ -109,9 +111,31 @@ def _record_fake(run: FakeRun, step: Step, warmup: int) -> Graph:
         return run.end()
 
 
+def _save_nothing(*_: object, **__: object) -> None:
+    """Stand in for `torch.save`: no checkpoint is overwritten by a pretence."""
+
+
+class _Around(Sampler[int]):
+    """Goes through a data set again and again."""
+
+    def __init__(self, size: int, wanted: int) -> None:
+        self._size = size
+        self._wanted = wanted
+
+    def __iter__(self) -> Iterator[int]:
+        return (i % self._size for i in range(self._wanted))
+
+    def __len__(self) -> int:
+        return self._wanted
+
+
 @contextmanager
-def batches_of(size: int | None) -> Iterator[list[DataLoader[Any]]]:
-    """Give every DataLoader that is made a batch size; collect those it concerns."""
+def batches_of(size: int | None, least: int) -> Iterator[list[DataLoader[Any]]]:
+    """Give every DataLoader that is made a batch size; collect those it concerns.
+
+    A data set too small for `least` batches is gone through several times, so that no
+    batch is cut short.
+    """
     taken: list[DataLoader[Any]] = []
     if size is None:
         yield taken
@@ -125,6 +149,10 @@ def batches_of(size: int | None) -> Iterator[list[DataLoader[Any]]]:
         if given.get("batch_sampler") is None and given.get("batch_size", 1):
             given["batch_size"] = size
             taken.append(self)
+            dataset: Any = given["dataset"]
+            if not isinstance(dataset, IterableDataset) and len(dataset) < least * size:
+                given["sampler"] = _Around(len(dataset), least * size)
+                given.pop("shuffle", None)
         make(*bound.args, **bound.kwargs)
 
     DataLoader.__init__ = with_batch  # type: ignore[method-assign]
@@ -134,7 +162,7 @@ def batches_of(size: int | None) -> Iterator[list[DataLoader[Any]]]:
         DataLoader.__init__ = make  # type: ignore[method-assign]
 
 
-def _hardware_of(wanted: Hardware | str | None, device: str) -> Hardware:
+def hardware_of(wanted: Hardware | str | None, device: str) -> Hardware:
     """Find whose seconds a fake iteration takes."""
     if isinstance(wanted, Hardware):
         return wanted
@@ -200,13 +228,14 @@ def record_program(
     recording: FakeRun | recorder.RealRun
     pretence: AbstractContextManager[object] = nullcontext()
     if fake:
-        pretence = recording = FakeRun(
-            Costs(_hardware_of(hardware, device)), protect=False
-        )
+        costs = Costs(hardware_of(hardware, device))
+        pretence = recording = FakeRun(costs, device, protect=False)
     else:
         recording = recorder.RealRun(_meter(), device)
     ended = False
-    with batches_of(batch) as taken, pretence, Laps(recording, steps) as laps:
+    saving = patch.object(torch, "save", _save_nothing) if fake else nullcontext()
+    batches = batches_of(batch, steps + 1)
+    with batches as taken, saving, pretence, Laps(recording, steps) as laps:
         try:
             run()
         except Enough:

@@ -19,6 +19,7 @@ import torch
 
 from lowtide.hardware import MEASURED, Hardware
 from lowtide.runtime.devices import total_memory
+from lowtide.runtime.kinds import measure_kinds
 from lowtide.runtime.transfers import DiskLane
 
 _TRIES = 5
@@ -48,8 +49,10 @@ def measure_machine(say: Say, *, directory: Path | None = None) -> Hardware:
     memory_bandwidth = _measure_memory()
     say("writing to the disk and reading back")
     disk_write, disk_read = _measure_disk(directory)
+    say("timing operators of each kind")
+    kinds = measure_kinds()
     threads = torch.get_num_threads()
-    return Hardware(
+    machine = Hardware(
         name=MEASURED,
         memory_bytes=total_memory(),
         flops=flops,
@@ -63,6 +66,7 @@ def measure_machine(say: Say, *, directory: Path | None = None) -> Hardware:
         f"{platform.machine()}, {platform.system()}",
         launch=_measure_launch(),
     )
+    return machine.calibrated(kinds)
 
 
 def _best(act: Callable[[], object]) -> float:

@@ -1,0 +1,344 @@
+"""What a fake recording predicts, against what happens: peaks, seconds, slow-downs.
+
+    python benchmarks/predict.py                  # all models, some ten minutes
+    python benchmarks/predict.py --quick          # four of them, about a minute
+    python benchmarks/predict.py gpt2 bert --json predict.json
+
+Twelve small networks with three batches each. *Predicted* comes from a fake recording,
+in which nothing is computed: plain peak, and seconds by the roofline of this machine
+(`lowtide measure`, or round figures where it was never run) with the cost of calling an
+operator from Python, which is timed first. *Measured* are the peak of lowtide's
+allocator over one step, and the median seconds of a step.
+
+The second table is about budgets, at one batch per model: the simulator's slow-down
+with policy `auto` against that of a real budget, steps taken in turn with plain ones.
+What watching costs per operator is added to the simulated time; it is a constant.
+
+Run it on a quiet machine: peaks do not depend on that, seconds do.
+"""
+
+import argparse
+import gc
+import sys
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks import harness
+
+FACTORS = (1, 2, 4)  # of the batch in tests/models.py
+QUICK = ("resnet50", "bert", "gpt2", "lstm")
+NAMES = (
+    "resnet50", "vit", "swin", "bert", "gpt2", "llama", "t5", "whisper", "mixtral",
+    "mamba", "unet", "lstm",
+)  # fmt: skip
+STEPS = 5
+PARTS = (0.75, 0.5)  # budgets, as parts of the plain peak
+PAIRS = 5
+WATCHING = 25e-6  # seconds an operator that a budget is in force, as benchmarks show
+PEAK_WITHIN, PEAK_MEDIAN, RANKS, SLOWDOWN_WITHIN = 0.03, 0.01, 0.95, 0.10
+
+Step = Callable[[], object]
+
+
+# -- in a process of its own ----------------------------------------------------------
+
+
+def build(name: str, factor: int) -> Step:
+    """Build a model of the exactness suite, with batches `factor` times as large."""
+    import torch
+
+    from tests.compare import seed_everything
+
+    seed_everything(0)
+    model, make_batch, loss_of = _case(name)
+    for module in model.modules():
+        for dice in ("layerdrop", "encoder_layerdrop", "decoder_layerdrop"):
+            if hasattr(module, dice):  # which layers run would be a matter of luck
+                setattr(module, dice, 0.0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        batches = [make_batch() for _ in range(factor)]
+        batch = {key: torch.cat([b[key] for b in batches]) for key in batches[0]}
+        loss = loss_of(model, batch)
+        loss.backward()
+        loss.item()
+        optimizer.step()
+
+    return step
+
+
+def _case(name: str) -> Any:
+    from tests import models
+
+    if name in models.MODELS:
+        return models.MODELS[name]()
+    return {"unet": _unet, "lstm": _lstm}[name]()
+
+
+def _unet() -> Any:
+    import torch
+    import torch.nn.functional as F
+
+    from benchmarks.models import UNet
+
+    def make_batch() -> Any:
+        pictures = torch.randn(4, 3, 96, 96)
+        return {"x": pictures, "y": (pictures.mean(1).abs() * 4).long().clamp(max=7)}
+
+    def loss_of(model: Any, batch: Any) -> Any:
+        return F.cross_entropy(model(batch["x"]), batch["y"])
+
+    return UNet(width=8, levels=4, classes=8).train(), make_batch, loss_of
+
+
+def _lstm() -> Any:
+    import torch
+    from torch import nn
+
+    class Reader(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding = nn.Embedding(256, 64)
+            self.lstm = nn.LSTM(64, 128, 2, dropout=0.1, batch_first=True)
+            self.head = nn.Linear(128, 256)
+
+        def forward(self, x: Any) -> Any:
+            return self.head(self.lstm(self.embedding(x))[0])
+
+    def make_batch() -> Any:
+        return {"x": torch.randint(256, (8, 48))}
+
+    def loss_of(model: Any, batch: Any) -> Any:
+        logits = model(batch["x"])
+        return nn.functional.cross_entropy(logits.flatten(0, 1), batch["x"].flatten())
+
+    return Reader().train(), make_batch, loss_of
+
+
+class Model:
+    """One model in one process: asked for predictions, then for what happens."""
+
+    def __init__(self, name: str) -> None:
+        warnings.simplefilter("ignore")
+        self.name = name
+
+    def answer(self, request: harness.Row) -> harness.Row:
+        """Do what is asked for."""
+        made: harness.Row = getattr(self, request.pop("do"))(**request)
+        return made
+
+    def predict(self, factor: int, parts: Sequence[float]) -> harness.Row:
+        """Record fakely; simulate the budgets."""
+        import lowtide
+
+        start = time.perf_counter()
+        graph = lowtide.record(build=lambda: build(self.name, factor), fake=True)
+        calls = calling_seconds() * len(graph.operators)
+        peak = graph.plain_peak_bytes
+        plain = graph.seconds + calls
+        watching = WATCHING * len(graph.operators)
+        slow: dict[str, float | None] = {}
+        for part in parts:
+            extra = simulated(graph, int(part * peak))
+            slow[str(part)] = None if extra is None else 1 + (extra + watching) / plain
+        return {
+            "peak_bytes": peak,
+            "seconds": plain,
+            "slowdowns": slow,
+            "recording_seconds": time.perf_counter() - start,
+        }
+
+    def measure(self, factor: int) -> harness.Row:
+        """Train for some steps."""
+        from lowtide.runtime import allocator
+
+        counter = allocator.install()
+        step = build(self.name, factor)
+        allocator.adopt(counter)
+        for _ in range(2):
+            step()
+        gc.collect()
+        peaks, seconds = [], []
+        for _ in range(STEPS):
+            counter.reset_peak()
+            start = time.perf_counter()
+            step()
+            seconds.append(time.perf_counter() - start)
+            peaks.append(counter.peak.value)
+        return {"peak_bytes": int(median(peaks)), "seconds": median(seconds)}
+
+    def slowdown(self, factor: int, budget_bytes: int) -> harness.Row:
+        """Train within a budget and plainly, in turn."""
+        from lowtide.errors import BudgetError
+        from lowtide.runtime.session import Session
+
+        step = build(self.name, factor)
+        step()
+        ratios = []
+        try:
+            for _ in range(PAIRS):
+                with Session(budget_bytes):
+                    for _ in range(5):  # learnt by then
+                        step()
+                    within = timed(step)
+                ratios.append(within / timed(step))
+        except BudgetError:
+            return {"slowdown": None}
+        return {"slowdown": median(ratios)}
+
+
+def timed(step: Step) -> float:
+    """Return the median seconds of three steps."""
+    seconds = []
+    for _ in range(3):
+        start = time.perf_counter()
+        step()
+        seconds.append(time.perf_counter() - start)
+    return median(seconds)
+
+
+def simulated(graph: Any, budget_bytes: int) -> float | None:
+    """Return the seconds that a budget adds by the simulator; None: it does not fit."""
+    from benchmarks.policies import planner_of
+    from lowtide.runtime.recording import hardware_of
+    from lowtide.scheduler.director import RULES, Lanes
+    from lowtide.simulator.simulator import planned_budget, simulate
+
+    machine = hardware_of(None, "cpu")
+    lanes = Lanes(machine.to_host, machine.from_host)
+    plan = planner_of(graph, lanes, RULES["auto"])(planned_budget(graph, budget_bytes))
+    outcome = simulate(graph, "auto", budget_bytes, lanes, plan=plan)
+    return outcome.seconds - outcome.plain_seconds if outcome.fits else None
+
+
+def calling_seconds() -> float:
+    """Time what an operator costs beside its kernel: Python, dispatch, autograd."""
+    import torch
+
+    x = torch.ones(1, requires_grad=True)
+
+    def chain() -> None:
+        y = x
+        for _ in range(100):
+            y = y * 1.5
+        y.backward()
+
+    chain()
+    return timed(chain) / 200
+
+
+# -- the tables ----------------------------------------------------------------------
+
+
+def compare(name: str, factors: Sequence[int], parts: Sequence[float]) -> list[Any]:
+    """Return the rows of one model: peaks and seconds, and slow-downs."""
+    rows, slow = [], []
+    with harness.Worker("predict.py", "--serve", name, threads=1) as worker:
+        for factor in factors:
+            wanted = parts if factor == max(factors) else ()
+            told = worker.ask(do="predict", factor=factor, parts=list(wanted))
+            seen = worker.ask(do="measure", factor=factor)
+            rows.append(
+                {
+                    "model": name,
+                    "batch": factor,
+                    "predicted_peak_bytes": told["peak_bytes"],
+                    "measured_peak_bytes": seen["peak_bytes"],
+                    "predicted_seconds": told["seconds"],
+                    "measured_seconds": seen["seconds"],
+                }
+            )
+            for part in wanted:
+                budget = int(part * told["peak_bytes"])
+                found = worker.ask(do="slowdown", factor=factor, budget_bytes=budget)
+                slow.append(
+                    {
+                        "model": name,
+                        "batch": factor,
+                        "part": part,
+                        "predicted_slowdown": told["slowdowns"][str(part)],
+                        "measured_slowdown": found["slowdown"],
+                    }
+                )
+    return [rows, slow]
+
+
+def judge_peaks(rows: Sequence[harness.Row]) -> str:
+    """Sum up the first table."""
+    from scipy.stats import spearmanr
+
+    errors = [
+        abs(r["predicted_peak_bytes"] / r["measured_peak_bytes"] - 1) for r in rows
+    ]
+    ranks = spearmanr(
+        [r["predicted_seconds"] for r in rows], [r["measured_seconds"] for r in rows]
+    ).statistic
+    return (
+        f"peak: median error {median(errors):.2%} (bar {PEAK_MEDIAN:.0%}), largest "
+        f"{max(errors):.2%} (bar {PEAK_WITHIN:.0%})\n"
+        f"seconds: rank correlation {ranks:.3f} (bar {RANKS})"
+    )
+
+
+def judge_slowdowns(rows: Sequence[harness.Row]) -> str:
+    """Sum up the second table."""
+    both = [
+        abs(r["predicted_slowdown"] - r["measured_slowdown"])
+        for r in rows
+        if r["predicted_slowdown"] is not None and r["measured_slowdown"] is not None
+    ]
+    agree = sum(
+        r["predicted_slowdown"] is None and r["measured_slowdown"] is None for r in rows
+    )
+    near = agree + sum(error <= SLOWDOWN_WITHIN for error in both)
+    return (
+        f"slow-down: {near} of {len(rows)} within {SLOWDOWN_WITHIN} "
+        f"({near / max(len(rows), 1):.0%}, bar 80%); {agree} fit in neither"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("models", nargs="*", metavar="MODEL", help="all by default")
+    parser.add_argument("--quick", action="store_true", help="four models")
+    parser.add_argument("--no-budgets", action="store_true", help="first table only")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows")
+    parser.add_argument("--serve", metavar="MODEL", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.serve:
+        harness.serve(Model(options.serve).answer)
+        return
+    names = options.models or (QUICK if options.quick else NAMES)
+    unknown = sorted(set(names) - set(NAMES))
+    if unknown:
+        parser.error(f"no such model: {unknown[0]}; there are {', '.join(NAMES)}")
+    start = time.perf_counter()
+    parts = () if options.no_budgets else PARTS
+    rows: list[harness.Row] = []
+    slow: list[harness.Row] = []
+    for name in names:
+        found = compare(name, FACTORS, parts)
+        rows += found[0]
+        slow += found[1]
+        print(f"{name} done", file=sys.stderr)
+    harness.print_table(rows, list(rows[0]))
+    print(judge_peaks(rows))
+    if slow:
+        harness.print_table(slow, list(slow[0]))
+        print(judge_slowdowns(slow))
+    print(f"took {time.perf_counter() - start:.0f} s")
+    harness.write_rows(options.json, rows + slow)
+
+
+if __name__ == "__main__":
+    main()
