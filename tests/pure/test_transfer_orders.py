@@ -38,6 +38,7 @@ def open_descriptors() -> int:
 
 
 def test_a_read_waits_for_a_slow_write(make: Callable[..., DiskLane]) -> None:
+    """Megatron-LM#7398: a reload that races the copy it reads, here on the disk."""
     gate = Gate(os.pwritev)
     lane = make(calls=DiskCalls(pwritev=gate))
     block, target = Block(MANY, fill=1), Block(MANY)

@@ -170,6 +170,7 @@ def mishaps(net: nn.Module, step: int) -> None:
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_many_steps_with_mishaps_leave_nothing_behind(policy: str) -> None:
+    """TRL PR#5700: what is stashed leaks from one step to the next."""
     net = deep(8, 3)
     with forced(policy) as session:
         for step in range(120):  # a multiple of every mishap's period

@@ -190,6 +190,7 @@ many = settings(
 def test_any_schedule_of_a_lane(
     number: int, lane_seed: int, part: float, policy: str, weather: Weather
 ) -> None:
+    """torchtune#1867: a tensor deleted while it is copied gives NaN gradients."""
     lane = VirtualLane(lane_seed, weather)
     found = run(number, part, policy, lane)
     compare(number, found, weather)
@@ -202,6 +203,7 @@ def test_any_schedule_of_a_lane(
 def test_any_schedule_of_a_device_above_host_and_disk(
     number: int, lane_seed: int, part: float, policy: str, weather: Weather
 ) -> None:
+    """torchtune#1867, TRL PR#7195: copies on streams of their own race the program."""
     driver = VirtualDriver(lane_seed, weather)
     lane = HostLane(driver, limit_bytes=weather.room, below=None)
     found = run(number, part, policy, lane)
