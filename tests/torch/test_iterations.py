@@ -242,6 +242,23 @@ def test_an_iteration_that_starts_with_more_gets_a_plan_for_that(repeats: int) -
     assert SWAP in plans
 
 
+# Programs that do something else each time.
+
+
+def test_where_nothing_repeats_nothing_is_planned_until_something_does() -> None:
+    iterations = iterations_of(budget=STATIC + 20 * MIB)
+    for n in range(12):
+        run(iterations, shape(*[MIB + n] * 24))
+    planned = [bool(len(f.plan)) for f in iterations._by_key.values()]
+    assert planned == [True] * 4 + [False] * 8
+    again = shape(*[MIB + 11] * 24)
+    plans = save_all(iterations, again)
+    assert plans[:3] == [None] * 3  # too little is the same to tell
+    assert [value.next_use for value in again] == list(range(47, 23, -1))
+    assert SWAP in plans
+    assert None not in plans[3:]
+
+
 # Memory.
 
 

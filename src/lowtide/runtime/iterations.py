@@ -25,6 +25,8 @@ from lowtide.trace import OPS, VALUES, Trace
 
 _KNOWN = 64  # iterations of different shape remembered
 _REPLANS = 3  # times a repeated iteration is planned afresh
+_STRANGERS = 4  # new ones in a row that are planned; such a program repeats few
+_ALIKE = 0.125  # of an iteration: as much has to be the same before it is planned then
 _TIGHT = 0.99  # of the budget: what a plan that moves anything aims for
 _REBASE = 0.002  # of the budget: growth at the start that calls for a new plan
 
@@ -62,6 +64,7 @@ class Iterations:
         self.swap_bytes = swap_bytes  # most that one iteration may swap; None: any
         self.finished = 0
         self.plan_seconds = 0.0
+        self._strangers = 0  # iterations in a row that were new
         self.forecast: Forecast | None = None
         self.last: Forecast | None = None
         self._by_prefix: dict[int, Forecast] = {}
@@ -104,12 +107,18 @@ class Iterations:
             value.next_use = int(found.trace.values["first_use"][slot])
         if found is None or value.op is None:
             return None
+        if not len(found.plan):
+            if slot < _ALIKE * len(found.prefixes):
+                return None
+            self.plan(found, self._base)
         return int(found.plan[slot])
 
     def _rebase(self, forecast: Forecast) -> None:
         """Plan again where the iteration starts with other live bytes than before."""
         growth = self._base - forecast.base
-        if abs(growth - forecast.growth) > _REBASE * self.budget:
+        if not len(forecast.plan):
+            forecast.growth = growth
+        elif abs(growth - forecast.growth) > _REBASE * self.budget:
             self.plan(forecast, self._base)
 
     def _foretell(self) -> None:
@@ -208,7 +217,9 @@ class Iterations:
             prefixes=self._prefixes,
             seen=1 if known is None else known.seen + 1,
         )
-        self.plan(forecast, self._base)
+        self._strangers = self._strangers + 1 if known is None else 0
+        if self._strangers <= _STRANGERS:  # else only once it seems to come again
+            self.plan(forecast, self._base)
         self._claim(forecast)
         return forecast
 
