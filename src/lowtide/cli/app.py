@@ -7,7 +7,16 @@ from typing import Annotated
 import typer
 
 import lowtide
-from lowtide.cli import measure, plan, pool, record, run, show, simulate
+from lowtide.cli import (
+    max_batch,
+    measure,
+    plan,
+    pool,
+    record,
+    run,
+    show,
+    simulate,
+)
 
 app = typer.Typer(
     name="lowtide",
@@ -23,6 +32,7 @@ app.command("show")(show.show)
 app.command("pool")(pool.pool)
 app.command("plan")(plan.plan)
 app.command("simulate")(simulate.simulate)
+app.command("max-batch")(max_batch.max_batch)
 app.command("measure")(measure.measure)
 
 
