@@ -11,11 +11,14 @@ from lowtide.hardware import Hardware
 from lowtide.history import History
 from lowtide.planner.candidates import EVENT, FREE, MALLOC, MUTABLE, READ, Recording
 from lowtide.planner.swap import without_stall
-from lowtide.recorder.steady import find_period
+from lowtide.recorder import period as period_of
+from lowtide.recorder import steady
 from lowtide.reports.savings import SavingsReport, Swapped
 
 _MOST_EVENTS = 1 << 16  # of an iteration: more are not planned for swapping
 _LEFT_OUT = (2, 3, 4)
+_ENDS = 25  # events that may be the last of an iteration are looked at
+_LEAST = 100  # events in an iteration, where it comes only twice
 _HELD = 0.75  # part of what is looked at that repeats; less is chance, as of layers
 
 NO_RECOMPUTATION = (
@@ -35,24 +38,24 @@ def savings_of(
         missing.append("swapping: the file has no times")
     else:
         say("planning swaps", 6, 7)
-        recording, steady = recording_in(history)
+        recording, repeats = recording_in(history)
         if recording is None:
             missing.append("swapping: the file is too long and repeats no iteration")
         else:
-            swapped = _swap(recording, steady, hardware, len(history.uses) > 0)
+            swapped = _swap(recording, repeats, hardware, len(history.uses) > 0)
     return SavingsReport(
         hardware=hardware.name, pool=pool, swapped=swapped, missing=tuple(missing)
     )
 
 
 def _swap(
-    recording: Recording, steady: bool, hardware: Hardware, uses_known: bool
+    recording: Recording, repeats: bool, hardware: Hardware, uses_known: bool
 ) -> Swapped:
     events = recording.events
     if not uses_known:  # then a birth begins a window, and only a use may
         events["kind"][events["kind"] == MALLOC] = READ
     costs = copy_cost(hardware)
-    found = without_stall(recording, 0, steady=steady, costs=costs)
+    found = without_stall(recording, 0, steady=repeats, costs=costs)
     return Swapped(
         peak_bytes=recording.peak_bytes,
         reached_bytes=found.peak_bytes,
@@ -66,18 +69,41 @@ def _swap(
 def recording_in(history: History) -> tuple[Recording | None, bool]:
     """Cut three iterations out, or lay the whole thrice; tells whether it is steady."""
     events, load = _events(history)
-    signature = _sign(events)
-    for part in _LEFT_OUT:
-        begin = len(signature) // part
-        period, held = find_period(signature[begin:])
-        if period and held >= _HELD * (len(signature) - begin):
-            if period > _MOST_EVENTS:
-                return None, True
-            cut = slice(begin, begin + 3 * period)
-            return Recording(events[cut].copy(), load[cut].copy(), period), True
+    begin, period = _three_iterations(_sign(events))
+    if period:
+        if period > _MOST_EVENTS:
+            return None, True
+        cut = slice(begin, begin + 3 * period)
+        return Recording(events[cut].copy(), load[cut].copy(), period), True
     if len(events) > _MOST_EVENTS or len(events) == 0:
         return None, False
     return _thrice(events, load), False
+
+
+def _three_iterations(signature: list[int]) -> tuple[int, int]:
+    """Find three equal iterations: where they begin, and the events of one, or 0."""
+    for part in _LEFT_OUT:
+        begin = len(signature) // part
+        period, held = steady.find_period(signature[begin:])
+        if period and held >= _HELD * (len(signature) - begin):
+            return begin, period
+    # few iterations, and the last cut off: two equal ones that something leads up to
+    n = len(signature)
+    for end in range(n, n // 2, -max(1, n // _ENDS)):
+        found = period_of.find_period(signature[:end], rounds=2, least=_LEAST)
+        if found is None:
+            continue
+        first = last = found.start
+        while first > 0 and signature[first - 1] == signature[first - 1 + found.length]:
+            first -= 1
+        while (
+            last + found.length < n
+            and signature[last] == signature[last + found.length]
+        ):
+            last += 1
+        if last - first >= 2 * found.length:
+            return first, found.length
+    return 0, 0
 
 
 def _events(history: History) -> tuple[NDArray[np.void], NDArray[np.float64]]:
