@@ -68,6 +68,28 @@ def test_attention_in_half_precision_is_flash_attention() -> None:
     assert "aten::_scaled_dot_product_flash_attention" in graph.names
 
 
+def test_autocast_widens_what_it_widens_there() -> None:
+    def build():  # type: ignore[no-untyped-def]
+        model = nn.Sequential(nn.Linear(64, 64), nn.LayerNorm(64)).cuda()
+
+        def step() -> None:
+            with torch.autocast("cuda"):
+                narrow = model[0](torch.randn(4096, 64, device="cuda"))
+                wide = model[1](narrow)
+                assert narrow.dtype is torch.float16
+                assert wide.dtype is torch.float32
+                assert narrow.softmax(-1).dtype is torch.float32
+                assert (narrow + 1).dtype is torch.float16
+            wide.sum().backward()
+
+        return step
+
+    lowtide.record(build=build, fake=True, device="cuda")
+    with torch.autocast("cpu", torch.float16):  # a CPU does as it did before
+        narrow = torch.ones(2, 2) @ torch.ones(2, 2)
+        assert narrow.softmax(-1).dtype is torch.float16
+
+
 def test_what_lies_elsewhere_does_not_count() -> None:
     def build():  # type: ignore[no-untyped-def]
         weight = torch.ones(1 << 20, device="cuda", requires_grad=True)

@@ -8,7 +8,7 @@ them. So optimizers choose their foreach kernels, and attention its fused ones, 
 do on the device. All is put back at the end.
 
 What differs from a real device: recurrent layers and batch norm are recorded as the
-operators of a CPU, which save as much; autocast casts as it does on a CPU.
+operators of a CPU, which save as much.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ import torch.nn.functional as F
 from torch.utils.data import DataLoader
 
 from lowtide.hardware import Hardware
+from lowtide.recorder.autocasts import wide_operators
 
 _CUDA = torch.device("cuda", 0)
 _CPU = torch.device("cpu")
@@ -79,10 +80,11 @@ class Claims:
 
     def patches(self) -> ExitStack:
         """Return a context in which programs find the device."""
-        stack = ExitStack()
-        for owner, name, new in self._replacements():
-            stack.enter_context(patch.object(owner, name, new, create=True))
-        return stack
+        with ExitStack() as stack:
+            for owner, name, new in self._replacements():
+                stack.enter_context(patch.object(owner, name, new, create=True))
+            stack.enter_context(wide_operators())
+            return stack.pop_all()
 
     def _replacements(self) -> Iterator[tuple[Any, str, Any]]:
         tensor = torch.Tensor
