@@ -16,7 +16,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks import harness, models
+from benchmarks import dynamic, harness
 from tests.compare import seed_everything, training_state
 
 
@@ -39,7 +39,7 @@ class Contestant:
 
             self.counter = install()
         seed_everything(seed)
-        self.training = models.build(
+        self.training = dynamic.build(
             model, seed=seed, checkpoint=checkpoint, quick=quick, **(flags or {})
         )
         self.budget: Any = None

@@ -48,11 +48,7 @@ def build(
     **flags: int | float,
 ) -> Training:
     """Build a benchmark model, in full size unless `quick` or a flag says otherwise."""
-    sizes = {**SIZES[name], **(QUICK[name] if quick else {}), **flags}
-    unknown = sorted(set(sizes) - set(SIZES[name]))
-    if unknown:
-        known = ", ".join(SIZES[name])
-        raise ValueError(f"{name} has no flag {unknown[0]!r}; it has {known}")
+    sizes = sizes_of(name, SIZES[name], QUICK[name] if quick else {}, flags)
     torch.manual_seed(seed)
     training, blocks = BUILDERS[name](sizes)
     training.model.train()
@@ -64,6 +60,15 @@ def build(
             )
             block.forward = forward
     return training
+
+
+def sizes_of(name: str, full: Flags, smaller: Flags, flags: Flags) -> Flags:
+    """Put sizes together, the flags given last."""
+    unknown = sorted(set(flags) - set(full))
+    if unknown:
+        known = ", ".join(full)
+        raise ValueError(f"{name} has no flag {unknown[0]!r}; it has {known}")
+    return {**full, **smaller, **flags}
 
 
 def _pictures(sizes: Flags, classes: int) -> Batch:
