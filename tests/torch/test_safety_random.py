@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lowtide.recorder import dispatch
 from tests.torch.regimes import POLICIES, assert_same, forced, run_plain, run_under
 
 N_PROGRAMS = 60
@@ -157,3 +158,30 @@ def test_a_random_program(seed: int) -> None:
     expected = run_plain(program)
     for policy in POLICIES:
         assert_same(expected, run_under(forced(policy, seed), program), policy)
+
+
+def test_room_is_made_before_a_random_state_is_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The state takes 5,056 bytes of the budget itself."""
+    events: list[str] = []
+    original = dispatch._random_states
+
+    def states(args: Any, kwargs: Any, device: str) -> Any:
+        events.append("state")
+        return original(args, kwargs, device)
+
+    monkeypatch.setattr(dispatch, "_random_states", states)
+    with forced("recompute-only") as session:
+        before = session.steward.before
+
+        def room(func: Any, args: Any, kwargs: Any) -> Any:
+            events.append("room")
+            return before(func, args, kwargs)
+
+        monkeypatch.setattr(session.steward, "before", room)
+        x = torch.randn(64, requires_grad=True)
+        events.clear()
+        F.dropout(x * 2, 0.5).sum().backward()
+    assert "state" in events
+    assert all(events[i - 1] == "room" for i, e in enumerate(events) if e == "state")

@@ -157,6 +157,8 @@ class Recorder:
         token = self.listener.before(func, args, kwargs)
         if self.resting is not None:  # from now on: lineage has just been cut
             op = None
+        if op is not None and facts.seeded:  # now that there is room for the state
+            op.rng = _random_states(args, kwargs, self.device_type)
         for tensor in written:  # room may have been made by what starts from it
             value = self.table.lookup(tensor)
             if value is not None and value.pins:
@@ -218,8 +220,6 @@ class Recorder:
         op.inputs = tuple(inputs)
         self.serial += 1
         op.index = self.serial
-        if facts.seeded:
-            op.rng = _random_states(args, kwargs, self.device_type)
         return op
 
     def _encode(self, argument: Any, inputs: list[Value]) -> Any:
