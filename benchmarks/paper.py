@@ -15,14 +15,17 @@ smartpool  pool_ratio: height of the pool over the peak of live bytes, both with
 autoswap   zero_overhead_fraction: how far below the peak swapping gets without a stall.
            Parameters are updated as soon as their gradients are there. Published as the
            best of the author's four scores, scheduled without overhead.
-delta      max_batch_ratio at a slow-down of at most 1.25, over the plain largest batch
-           (0: plain does not run at all); saved_fraction at the same slow-down, at the
-           plain largest batch. DELTA's batches, devices and delays are not known.
+delta      max_batch at a slow-down of at most 1.25 against the same batch in ample
+           memory, and max_batch_ratio over the plain largest batch (none where plain
+           does not run at all); saved_fraction at that slow-down and the plain largest
+           batch. DELTA's optimizers, devices and delays are not known; here GPT-2 is
+           trained by SGD, BERT and Swin by Adam, 512 and 384 words.
 dtr        slowdown by budget, as a part of the plain peak; T: twice as slow or more,
            O: it does not fit. Published: h_DTR_eq in its authors' simulator.
 
 Policies: `delta` and `dtr` as published, `auto` ours (the fastest of its own plans and
-of all published rules, each simulated before one is taken). Columns after `published`:
+of all published rules, each simulated before one is taken; in the table `delta`
+parameters and optimizer state may live on the host). Columns after `published`:
 the same value with 20 % less and more FLOP/s, and 20 % less and more of the link.
 """
 

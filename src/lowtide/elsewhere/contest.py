@@ -5,8 +5,9 @@ The joint planner goes by a model of the iteration; this runs what it proposes o
 simulator, beside what the published policies would do, and takes what ends first. Of a
 published policy's run only *what* left and how is taken over, as a plan that `auto`
 follows with its own order and prefetching; only where that does not help, the run
-itself. What keeps to a budget keeps to every larger one, so results found for less
-memory stay in the contest: more memory never makes the winner slower.
+itself. With `hosting`, parameters and optimizer state may live on the host besides.
+What keeps to a budget keeps to every larger one, so results found for less memory stay
+in the contest: more memory never makes the winner slower.
 
 Cost: about ten simulated iterations a budget, each O(operators + actions).
 """
@@ -26,13 +27,18 @@ from lowtide.planner.schedule import Allowed
 from lowtide.scheduler.director import RULES, Lanes, Rules
 from lowtide.scheduler.scheduler import DROP
 from lowtide.simulator.forecast import forecast, managed_versions, parents_of
+from lowtide.simulator.hosting import Hosted, host, hostable
 from lowtide.simulator.simulator import Outcome, planned_budget, simulate
 from lowtide.simulator.watch import Watch
 from lowtide.trace import Graph
 
 AUTO, KEEPING = "auto", "keep"
 RIVALS = ("msps", "dtr", "delta", "delta-knapsack")
+HOSTING = "auto, parameters and optimizer state on the host"
 _AIMS = (1.0, 0.97, 0.93)  # of the budget: what plans are asked for
+_HOSTED = (1, 2, 3)  # thirds of what lasts that live on the host
+_NEEDLESS = 1.02  # a slow-down at which that is not tried
+_LEAST_LANE = 0.1  # of the link that is planned with, whatever else it carries
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +57,7 @@ class Result:
     found_by: str  # "auto", "like msps", or the policy that ran itself
     ran: str  # the policy that the simulator ran
     plan: Codes | None  # what `auto` followed; None: a policy ran itself
+    hosted: Hosted | None = None  # what lives on the host
 
 
 def run_policy(
@@ -60,9 +67,12 @@ def run_policy(
     lanes: Lanes,
     plan: Codes | None = None,
     watch: Watch | None = None,
+    hosted: Hosted | None = None,
 ) -> Outcome:
     """Run a policy, following a plan where it has one."""
-    return simulate(graph, policy, budget_bytes, lanes, plan=plan, watch=watch)
+    return simulate(
+        graph, policy, budget_bytes, lanes, plan=plan, watch=watch, hosted=hosted
+    )
 
 
 class Contest:
@@ -75,6 +85,7 @@ class Contest:
         *,
         rivals: Sequence[str] = RIVALS,
         effort: int = EFFORT,
+        hosting: bool = False,
     ) -> None:
         self.graph = graph
         self.lanes = lanes
@@ -83,17 +94,37 @@ class Contest:
         self._effort = effort
         self._frontier = self._frontier_of(RULES[AUTO])
         self._results: list[Result] = []
+        self._hosting = hosting and lanes.open
+        self._hosts: list[tuple[Hosted, Frontier]] = []
 
-    def _frontier_of(self, rules: Rules) -> Frontier:
+    def _frontier_of(self, rules: Rules, hosted: Hosted | None = None) -> Frontier:
         # the simulator does not let copies disturb the compute
         allowed = Allowed(swap=rules.swap, recompute=rules.recompute, copy_tax=0.0)
+        trace, lanes = forecast(self.graph), self.lanes
+        if hosted is not None:
+            trace.ops["live"] -= hosted.away_bytes(self.graph, lanes)
+            both = lanes.write + lanes.read
+            busy = hosted.moved_bytes / (both * self.graph.seconds)
+            left = max(1 - busy, _LEAST_LANE)
+            lanes = Lanes(lanes.write * left, lanes.read * left)
         return Frontier(
-            forecast(self.graph),
-            self.lanes,
+            trace,
+            lanes,
             allowed,
             lineage=Lineage.of(parents_of(self.graph)),
             effort=self._effort,
         )
+
+    def _hosted(self) -> list[tuple[Hosted, Frontier]]:
+        """Let more and more of what lasts live on the host."""
+        if not self._hosts:
+            names = hostable(self.graph)
+            for part in _HOSTED:
+                some = names[: -(-len(names) * part // max(_HOSTED))]
+                hosted = host(self.graph, some, self.lanes)
+                frontier = self._frontier_of(RULES[AUTO], hosted)
+                self._hosts.append((hosted, frontier))
+        return self._hosts
 
     def at(self, budget_bytes: int, *, enough: float = 0.0) -> Result:
         """Return the fastest run that keeps to a budget, or one that does not.
@@ -145,6 +176,23 @@ class Contest:
             yield Result(outcome, rival, rival, None)
             if outcome.fits:
                 yield self._follow(self._imitate(outcome), budget, f"like {rival}")
+
+        if self._hosting:
+            yield from self._host_tries(budget)
+
+    def _host_tries(self, budget: int) -> Iterator[Result]:
+        """Try to have what lasts on the host, where that is not needless."""
+        best = self.best(budget)
+        if best is not None and best.outcome.slowdown < _NEEDLESS:
+            return
+        for hosted, frontier in self._hosted():
+            for aim in _AIMS[1:]:
+                found = frontier.at(planned_budget(self.graph, int(aim * budget)))
+                plan = Codes(found.codes, found.reads)
+                outcome = run_policy(
+                    self.graph, AUTO, budget, self.lanes, plan, hosted=hosted
+                )
+                yield Result(outcome, HOSTING, AUTO, plan, hosted)
 
     def _follow(self, plan: Codes, budget: int, found_by: str) -> Result:
         outcome = simulate(self.graph, AUTO, budget, self.lanes, plan=plan)

@@ -136,6 +136,17 @@ class Scheduler(Generic[V]):
         if self.ranked is not None:
             self.ranked.enter(value, self.now, self.lanes)
 
+    def visited(self, value: V, due: int, *, changed: bool) -> None:
+        """A value that lives on a lower tier was used, and will be again later on."""
+        self.due[id(value)] = due
+        self.back.pop(id(value), None)
+        self._awaited = None
+        if changed:
+            self.copied_out.pop(id(value), None)
+            self.to_write[id(value)] = value
+        self._farthest.remove(value)
+        self._farthest.add(value)
+
     def gone(self, value: V) -> None:
         """Nobody needs the value any more, or it may not be touched."""
         self._forget(value)

@@ -17,10 +17,11 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from lowtide.scheduler.director import RULES, Lanes, Rules
+from lowtide.scheduler.director import RULES, SWAP, Lanes, Rules
 from lowtide.scheduler.scheduler import Scheduler
 from lowtide.simulator.buffers import Buffer, Clock, Operator, build
 from lowtide.simulator.forecast import managed_bytes, managed_versions
+from lowtide.simulator.hosting import Hosted
 from lowtide.simulator.machine import Machine, OutOfMemory
 from lowtide.simulator.watch import Watch, WatchedBuffer
 from lowtide.trace import Graph
@@ -86,6 +87,7 @@ class _Run:
         seed: int,
         plan: Plan | None,
         watch: Watch | None,
+        hosted: Hosted | None,
     ) -> None:
         self.graph = graph
         self.rules = rules
@@ -94,6 +96,10 @@ class _Run:
         self.watch = watch
         kind = Buffer if watch is None else WatchedBuffer
         self.operators, self.buffers = build(graph, self.clock, kind)
+        self.visits = {} if hosted is None else hosted.visits
+        for i in self.visits:
+            self.buffers[i].resident = False
+            self.buffers[i].copied = 0.0
         if watch is not None:
             watch.begin(self.buffers)
         self.scheduler: Scheduler[Buffer] = Scheduler(
@@ -111,12 +117,46 @@ class _Run:
             rows = managed_versions(graph)
             self.codes = dict(zip(rows, plan.codes.tolist(), strict=True))
             self.reads = dict(zip(rows, plan.reads.tolist(), strict=True))
+        self._visited: dict[int, list[tuple[Buffer, int]]] = {}  # by its last operator
+        self._begin_visits()
         self._dying: dict[int, list[Buffer]] = {}
         self._settling: dict[int, list[Buffer]] = {}
         for i in managed_versions(graph):
             self._settling.setdefault(self.buffers[i].held, []).append(self.buffers[i])
         for buffer in self.buffers:
             self._dying.setdefault(buffer.dead, []).append(buffer)
+
+    def _begin_visits(self) -> None:
+        """Tell the scheduler of what lives on the host, all of it away."""
+        for i, visits in self.visits.items():
+            buffer = self.buffers[i]
+            buffer.next_use = visits[0].first
+            buffer.managed = True
+            self.scheduler.saved(buffer, SWAP, visits[0].due)
+            self.scheduler.left(buffer, swapped=True)
+            self.load -= buffer.nbytes
+            for number, visit in enumerate(visits):
+                self._visited.setdefault(visit.last, []).append((buffer, number))
+
+    def _end_visit(self, buffer: Buffer, number: int) -> None:
+        """Look forward to the next visit; what was changed has to be written out."""
+        visits = self.visits[buffer.index]
+        again = visits[number + 1] if number + 1 < len(visits) else None
+        last = len(self.operators)
+        buffer.next_use = last if again is None else again.first
+        if visits[number].changed:
+            buffer.copied = None
+        due = last if again is None else again.due
+        self.scheduler.visited(buffer, due, changed=visits[number].changed)
+
+    def _go_home(self) -> None:
+        """Wait until all that lives on the host is there."""
+        machine = self.machine
+        for i in self.visits:
+            buffer = self.buffers[i]
+            machine.start_write(buffer)
+            if buffer.copied is not None:
+                machine.wait(buffer.copied, for_room=True)
 
     def run(self) -> tuple[int, bool]:
         """Run every operator; returns the one that failed, and whether it thrashed."""
@@ -128,6 +168,7 @@ class _Run:
                 self._step(operator)
             except OutOfMemory:
                 return operator.index, False
+        self._go_home()
         return -1, False
 
     def _step(self, operator: Operator) -> None:
@@ -157,6 +198,8 @@ class _Run:
         for buffer in self._dying.get(operator.index + 1, ()):
             machine.bury(buffer)
         machine.touch_peak(0)
+        for buffer, number in self._visited.get(operator.index, ()):
+            self._end_visit(buffer, number)
         machine.land()
         for buffer in self._settling.get(operator.index + 1, ()):
             if buffer.alive:
@@ -168,7 +211,8 @@ class _Run:
         machine, scheduler = self.machine, self.scheduler
         if scheduler.to_write and (self.codes or machine.live > _FILLING * self.budget):
             machine.early_writes()
-        if scheduler.absent and (self.reads or machine.position >= self.backward):
+        ahead = self.reads or self.visits or machine.position >= self.backward
+        if scheduler.absent and ahead:
             start = thread_time()
             awaited = scheduler.returns(machine.position)
             machine.tally.deciding += thread_time() - start
@@ -206,6 +250,7 @@ def simulate(
     plan: Plan | None = None,
     seed: int = 0,
     watch: Watch | None = None,
+    hosted: Hosted | None = None,
 ) -> Outcome:
     """Run one iteration of a graph under a budget.
 
@@ -218,8 +263,9 @@ def simulate(
             is judged alone, as in an iteration not seen before.
         seed: of the "random" policy.
         watch: collects what an allocator would be asked for.
+        hosted: parameters and optimizer state that live on the host.
     """
-    run = _Run(graph, RULES[policy], budget_bytes, lanes, seed, plan, watch)
+    run = _Run(graph, RULES[policy], budget_bytes, lanes, seed, plan, watch, hosted)
     failed_at, thrashed = run.run()
     machine, ranked = run.machine, run.scheduler.ranked
     tally = machine.tally
