@@ -18,12 +18,13 @@ from lowtide.timeline import Timeline as Timeline
 from lowtide.trace import Trace as Trace
 from lowtide.units import format_bytes as format_bytes
 from lowtide.units import parse_bytes as parse_bytes
+from lowtide.version import VERSION
 
 if TYPE_CHECKING:
     from lowtide.runtime.recording import record as record
     from lowtide.runtime.session import budget as budget
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 _NEED_TORCH = {
     "budget": "lowtide.runtime.session",

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from lowtide.history import BLOCKS, OPERATIONS, USES, History
-from lowtide.plan import Plan
+from lowtide.plan import ITERATIONS, NEEDS, SAVED, Learnt, Plan
 from lowtide.tidefile import Tide, TideError, from_tide, read_tide, to_tide, write_tide
 from lowtide.timeline import Kept, Timeline
 from lowtide.trace import (
@@ -29,7 +29,7 @@ from lowtide.trace import (
     Trace,
 )
 
-Noun: TypeAlias = Trace | Graph | Plan | Timeline | History
+Noun: TypeAlias = Trace | Graph | Plan | Learnt | Timeline | History
 Rule: TypeAlias = tuple[Callable[[History], Any], str]
 
 MOST_EVENTS = 1 << 31
@@ -55,6 +55,18 @@ KINDS: Mapping[str, _Kind] = {
         },
     ),
     "plan": _Kind(Plan, {"codes": "i1", "until": "i4", "reads": "i4"}),
+    "learnt": _Kind(
+        Learnt,
+        {
+            "iterations": ITERATIONS,
+            "ops": OPS,
+            "values": VALUES,
+            "saved": SAVED,
+            "parents": "i4",
+            "codes": "i1",
+            "needs": NEEDS,
+        },
+    ),
     "timeline": _Kind(Timeline, {}, {"kept": Kept}),
     "history": _Kind(
         History,

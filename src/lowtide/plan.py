@@ -43,3 +43,46 @@ class Plan:
     def slowdown(self) -> float:
         """Planned time over the time of a step that keeps everything."""
         return self.step_seconds / self.plain_seconds if self.plain_seconds else 1.0
+
+
+SAVED = np.dtype(
+    [
+        ("number", "i8"),  # of what is told of it (runtime.signature)
+        ("told", "i4"),  # index into `Learnt.told`: the same in words
+        ("parents", "i4"),  # how many saved values it is computed from
+        ("held", "?"),  # by the program too, so that moving it frees nothing
+    ]
+)
+ITERATIONS = np.dtype(
+    [
+        ("base", "i8"),  # live bytes at its first saved value
+        ("write", "f8"),  # bytes per second that the plans count on
+        ("read", "f8"),
+        ("ops", "i4"),  # rows of each table that belong to it
+        ("values", "i4"),
+        ("plans", "i4"),
+    ]
+)
+NEEDS = np.dtype([("operator", "i8"), ("bytes", "i8")])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Learnt:
+    """The iterations that a run has learnt, with the plans of each.
+
+    Tables hold the rows of one iteration after another.
+    """
+
+    lowtide: str  # versions
+    torch: str
+    device: str
+    policy: str
+    budget_bytes: int
+    iterations: NDArray[np.void]  # dtype ITERATIONS, the latest last
+    ops: NDArray[np.void]  # dtype trace.OPS
+    values: NDArray[np.void]  # dtype trace.VALUES
+    saved: NDArray[np.void]  # dtype SAVED, one a value
+    parents: NDArray[np.int32]  # positions among the values of the iteration
+    codes: NDArray[np.int8]  # of every plan, a row a value; planner.planner's codes
+    needs: NDArray[np.void]  # dtype NEEDS: bytes that operators need
+    told: tuple[str, ...]

@@ -36,6 +36,8 @@ def lowtide(monkeypatch: pytest.MonkeyPatch, *args: str) -> int:
         (["--budget", "1g", "--spill-dir", "no/such", "SCRIPT"], "is not a folder"),
         (["--budget", "1g", "--report", "no/r.json", "SCRIPT"], "--report: cannot"),
         (["--budget", "1g", "--report", ".", "SCRIPT"], "--report: cannot write"),
+        (["--budget", "1g", "--plan", "no.tide", "SCRIPT"], "no.tide is not a file"),
+        (["--budget", "1g", "--save-plan", ".", "SCRIPT"], "--save-plan: cannot write"),
         (["--budget", "1g", "missing.py"], "cannot find the script 'missing.py'"),
         (["--budget", "1g", "-"], "cannot be read from standard input"),
         (["--budget", "1g", "."], "cannot find a __main__ module"),

@@ -32,10 +32,13 @@ def rule(ours: str = "", others: str = "") -> Rule:
     return Rule(frozenset(ours.split()), frozenset(others.split()))
 
 
-NOUNS = "errors units tidefile hardware kinds trace history plan timeline archive"
+NOUNS = (
+    "errors units version tidefile hardware kinds trace history plan timeline archive"
+)
 STAGES = f"{NOUNS} recorder planner scheduler _core"
 RULES = {
     "errors": rule(),
+    "version": rule(),
     "units": rule("errors"),
     "tidefile": rule("errors"),
     "hardware": rule("errors units"),

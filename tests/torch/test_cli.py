@@ -110,6 +110,22 @@ def test_options_and_modules(folder: Path) -> None:
     assert (done.returncode, done.stdout) == (0, plain.stdout)
 
 
+def test_a_plan_is_kept_followed_and_refused(
+    folder: Path, plain_output: str, plain_peak: int
+) -> None:
+    budget = plain_peak * 6 // 10
+    done, _ = lowtide(folder, budget, "--save-plan=plan.tide", "train.py")
+    assert (done.returncode, done.stdout) == (0, plain_output), done.stderr
+    done, timeline = lowtide(folder, budget, "--plan=plan.tide", "train.py")
+    assert (done.returncode, done.stdout) == (0, plain_output), done.stderr
+    assert 0 < timeline["first_peak_bytes"] <= budget
+    assert not any("plan" in note for note in timeline["notes"])
+    done, timeline = lowtide(folder, 2 * budget, "--plan=plan.tide", "train.py")
+    assert (done.returncode, done.stdout, timeline) == (2, "", {})
+    assert f"made for budget {budget} bytes" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
 def test_verify(folder: Path, plain_output: str, plain_peak: int) -> None:
     done, timeline = lowtide(folder, plain_peak * 6 // 10, "--verify", "train.py")
     assert (done.returncode, done.stdout) == (0, plain_output), done.stderr

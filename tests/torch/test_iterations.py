@@ -2,18 +2,19 @@
 """What an iteration was like foretells the next one that begins the same way."""
 
 import gc
+import random
 from types import SimpleNamespace
 
 import pytest
 
 from lowtide.recorder.values import Op, Value
-from lowtide.runtime.iterations import Forecast, Iterations
+from lowtide.runtime.iterations import KNOWN, Forecast, Iterations
 from lowtide.scheduler.director import KEEP, RULES, SWAP, Lanes
 
 MIB = 1 << 20
 FAST = Lanes(1e12, 1e12)
 STATIC = 10 * MIB  # live when an iteration begins
-REMEMBERED = 64  # shapes of iterations, as the module documents
+REMEMBERED = KNOWN
 
 
 def value_of(nbytes: int, name: str = "aten::relu") -> Value:
@@ -301,3 +302,18 @@ def test_a_repeated_shape_takes_one_place() -> None:
         run(iterations, shape(1, 2, 3))
     assert iterations.finished == 200
     assert forecasts_in_memory() - before == 1
+
+
+def test_of_sixty_four_lengths_nearly_all_are_found_again() -> None:
+    iterations = iterations_of()
+    draw = random.Random(0)
+    repeated = []
+    for _ in range(1000):
+        length = draw.randrange(64)
+        before = iterations.repeated
+        run(iterations, shape(1 + length, 2 + length, 3))
+        repeated.append(iterations.repeated - before)
+    assert iterations.finished == 1000
+    assert iterations.repeated == sum(repeated) == 1000 - 64
+    assert sum(repeated[200:]) > 0.95 * 800
+    assert len(iterations.known) == 64

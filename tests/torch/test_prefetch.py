@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,9 +11,11 @@ import pytest
 import torch
 
 from lowtide.runtime.iterations import Forecast, Iterations
+from lowtide.runtime.ledger import Ledger
 from lowtide.runtime.pacing import Lead
 from lowtide.runtime.steward import Steward
 from lowtide.scheduler.director import RULES, Lanes
+from lowtide.trace import OPS, VALUES, Trace
 
 BUDGET = 100
 POSITION = 4
@@ -25,16 +28,23 @@ def swapped(nbytes: int, slot: int) -> Any:
     )
 
 
+def trace(values: list[Any]) -> Trace:
+    """Make an iteration whose operators take a hundredth of a second each."""
+    ops = np.zeros(USE + 2, OPS)
+    ops["seconds"] = 0.01
+    return Trace(ops, np.zeros(len(values), VALUES), 1)
+
+
 def iterations_with(values: list[Any], reads: list[int], load: int) -> Iterations:
     """Return iterations that are foretold: so much load from here to the use."""
     iterations = Iterations(BUDGET, Lanes(1e9, 1e9), RULES["auto"])
     iterations.slots = values
     iterations.forecast = Forecast(
-        trace=None,  # type: ignore[arg-type]
+        trace=trace(values),
         base=0,
         load=np.full(USE + 2, load, np.int64),
         frontier=None,  # type: ignore[arg-type]
-        prefixes=[],
+        told=[],
         reads=np.array(reads, np.int32),
     )
     return iterations
@@ -101,3 +111,64 @@ def test_only_what_a_plan_reads_back_is_due() -> None:
     assert iterations.due(other) == -1  # of an earlier iteration, the same slot
     iterations.forecast = None
     assert iterations.due(value) == -1
+
+
+def begins(iterations: Iterations, value: Any) -> int:
+    """Return the operator before which a steward begins to read a value."""
+    return next(at for at in range(USE + 1) if 0 <= iterations.due(value) <= at)
+
+
+@pytest.mark.parametrize("copy_seconds", [0.004, 0.03, 0.055, 0.2])
+def test_a_read_that_comes_late_begins_earlier_until_it_does_not(
+    copy_seconds: float,
+) -> None:
+    value = swapped(30, 0)
+    iterations = iterations_with([value], [USE - 1], 0)
+    waits = []
+    for _ in range(6):  # a throttled lane: every copy takes so long
+        waited = copy_seconds - 0.01 * (USE - begins(iterations, value))
+        waits.append(waited)
+        if waited > 0:
+            iterations.hasten(value, waited, begins(iterations, value) < USE)
+    on_time = copy_seconds < 0.01 * USE
+    late = [waited for waited in waits if waited > 0]
+    assert all(after < before for before, after in pairwise(late[:2]))
+    assert (waits[-1] <= 0) == on_time
+    if waits[0] <= 0:
+        assert begins(iterations, value) == USE - 1  # it was in time: it stays
+    if not on_time:
+        assert begins(iterations, value) == 0
+
+
+def test_a_read_that_begins_at_its_use_is_moved_ahead_of_it() -> None:
+    value = swapped(30, 0)
+    iterations = iterations_with([value], [USE], 0)
+    iterations.hasten(value, 0.019, False)
+    assert begins(iterations, value) == USE - 3
+    iterations.hasten(value, 0.019, False)  # it was due, and found no room
+    assert begins(iterations, value) == USE - 3
+    assert iterations.hastened == 1
+
+
+def test_a_read_moves_no_earlier_than_where_its_room_was_wanted() -> None:
+    value = swapped(30, 0)
+    iterations = iterations_with([value], [USE - 1], 0)
+    iterations.hasten(value, 0.2, True)
+    assert begins(iterations, value) == 0
+    iterations.postpone(value, POSITION)
+    for _ in range(3):
+        iterations.hasten(value, 0.2, True)
+        assert begins(iterations, value) == POSITION + 1
+
+
+def test_a_wait_makes_both_the_lead_and_the_planned_read_earlier() -> None:
+    value, hastened = swapped(30, 0), []
+    ledger = Ledger.__new__(Ledger)
+    ledger.lead = Lead()
+    ledger.lead.seconds = 0.1
+    ledger.hasten = lambda *late: hastened.append(late)
+    ledger.late(value, 1e-6, True)
+    assert (ledger.lead.seconds, hastened) == (0.1, [])
+    ledger.late(value, 0.05, True)
+    assert ledger.lead.seconds == pytest.approx(0.2)
+    assert hastened == [(value, 0.05, True)]

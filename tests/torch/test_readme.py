@@ -78,6 +78,10 @@ def test_command(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
             (tmp_path / name).write_text(text)
         if "trace.json" in args:
             run([sys.executable, "profile_steps.py"], tmp_path)
+        if "--plan" in args:
+            keep = [{"--plan": "--save-plan"}.get(arg, arg) for arg in args]
+            assert " ".join([program, *keep]) in COMMANDS
+            run([sys.executable, "-m", "lowtide", *keep], tmp_path)
         done = run([sys.executable, "-m", "lowtide", *args], tmp_path)
         assert done.returncode == 0, done.stderr
         if args == ["pool", "trace.json"]:

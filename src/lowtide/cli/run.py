@@ -41,6 +41,8 @@ class Request:
     verify: bool
     pool: bool
     report: Path | None
+    plan: Path | None
+    save_plan: Path | None
     target: str
     is_module: bool
     args: tuple[str, ...]
@@ -62,6 +64,9 @@ class RunningSession(Protocol):
 
     def report(self) -> Timeline:
         """Tell what happened."""
+
+    def save_plan(self, path: Path) -> None:
+        """Write what was learnt."""
 
 
 def run(
@@ -117,6 +122,20 @@ def run(
         Path | None,
         typer.Option(metavar="FILE.json", help="Write what happened to a file too."),
     ] = None,
+    plan: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.tide",
+            help="Follow what an earlier run of this program learnt within this "
+            "budget, from the first step on.",
+        ),
+    ] = None,
+    save_plan: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.tide", help="Write what was learnt, for --plan of later runs."
+        ),
+    ] = None,
     is_module: Annotated[
         bool, typer.Option("-m", help="Run a module, as `python -m` does.")
     ] = False,
@@ -145,6 +164,8 @@ def run(
         verify=verify,
         pool=pool,
         report=None if report is None else report.absolute(),
+        plan=None if plan is None else plan.absolute(),
+        save_plan=None if save_plan is None else save_plan.absolute(),
         target=target,
         is_module=is_module,
         args=tuple(args or ()),
@@ -166,6 +187,7 @@ def open_session(
         policy=request.policy,
         verify=request.verify,
         pool=request.pool,
+        plan=request.plan,
         on_progress=on_progress,
     )
 
@@ -187,13 +209,15 @@ def perform(request: Request) -> int:
     progress = ProgressLine(Console(stderr=True))
     try:
         session = open_session(request, progress.say if progress.is_shown else None)
-    except LowtideError as error:
+    except (LowtideError, OSError) as error:
         return _refuse(str(error))
     process = os.getpid()
     failure = _run_within(session, program)
     if os.getpid() == process:  # not in a child that the program forked
         progress.wipe()
         _conclude(session.report(), request, failure)
+        if request.save_plan is not None:
+            _save_plan(session, request.save_plan)
     if isinstance(failure, BudgetError):
         print(f"lowtide: {failure}", file=sys.stderr)
         return EXIT_BUDGET
@@ -221,10 +245,11 @@ def list_faults(request: Request) -> list[str]:
         )
     if request.spill_dir is not None and not request.spill_dir.is_dir():
         faults.append(f"--spill-dir: {request.spill_dir} is not a folder")
-    if request.report is not None and (
-        request.report.is_dir() or not os.access(request.report.parent, os.W_OK)
-    ):
-        faults.append(f"--report: cannot write a file {request.report}")
+    if request.plan is not None and not request.plan.is_file():
+        faults.append(f"--plan: {request.plan} is not a file")
+    for option, path in (("report", request.report), ("save-plan", request.save_plan)):
+        if path is not None and (path.is_dir() or not os.access(path.parent, os.W_OK)):
+            faults.append(f"--{option}: cannot write a file {path}")
     return faults
 
 
@@ -257,6 +282,13 @@ def _conclude(
     with contextlib.suppress(OSError, ValueError, AttributeError):
         sys.stderr.write(render(timeline, failure=failure))
         sys.stderr.flush()
+
+
+def _save_plan(session: RunningSession, path: Path) -> None:
+    try:
+        session.save_plan(path)
+    except (LowtideError, OSError) as error:
+        print(f"lowtide: no plan written: {error}", file=sys.stderr)
 
 
 def raise_as_python(error: BaseException) -> NoReturn:

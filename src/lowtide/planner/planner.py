@@ -60,21 +60,48 @@ class Frontier:
         effort: int = EFFORT,
     ) -> None:
         self.trace = trace
+        self.lanes = lanes
+        self.lineage = lineage or Lineage.none(len(trace.values))
+        self.held = np.zeros(len(trace.values), np.bool_) if held is None else held
         self._timetable = Timetable(trace, lanes, allowed, lineage, held)
         self._effort = effort
         self._plans: Codes | None = None  # found at the first budget that needs any
         self._least = np.zeros(0)  # seconds of each with ample memory
 
     @property
+    def searched(self) -> bool:
+        """Whether any budget has asked for more than to keep everything."""
+        return self._plans is not None
+
+    @property
     def plans(self) -> Codes:
         """All plans of the pool, one a row, fastest first where memory is ample."""
         if self._plans is None:
-            found = self._find()
-            ample = self._timetable.run(found, self.trace.plain_peak_bytes)
-            least = np.array([outcome.step_seconds for outcome in ample])
-            order = np.argsort(least, kind="stable")
-            self._plans, self._least = found[order], least[order]
+            self._sort(self._find())
+        assert self._plans is not None
         return self._plans
+
+    def reuse(self, plans: Codes) -> None:
+        """Take plans that were found before for this iteration, and search no more.
+
+        Raises:
+            ValueError: they do not suit it.
+        """
+        may, n = self._timetable.may, self._timetable.n_values
+        if plans.ndim != 2 or plans.shape[1] != n or not len(plans):
+            raise ValueError("a plan has one code a value")
+        ways = np.array([0, 1, 2, 2], np.int8)
+        if not ((plans >= 0) & (plans < len(ways))).all():
+            raise ValueError("a plan has a code that means nothing")
+        if (ways[plans] & ~may).any():
+            raise ValueError("a plan moves a value that may not be moved so")
+        self._sort(plans)
+
+    def _sort(self, plans: Codes) -> None:
+        ample = self._timetable.run(plans, self.trace.plain_peak_bytes)
+        least = np.array([outcome.step_seconds for outcome in ample])
+        order = np.argsort(least, kind="stable")
+        self._plans, self._least = plans[order], least[order]
 
     def at(self, budget_bytes: int) -> Plan:
         """Take the fastest plan that keeps to a budget, or comes nearest to it."""

@@ -3,9 +3,10 @@
 An iteration runs from the first saved tensor to the moment when none is left, so no
 optimizer is needed to find it: accumulation, closures, skipped and hand-written
 updates need no special case. The optimizer's step is a hint that ends it where a kept
-graph never lets the last one go. What it saved, in order, identifies it: the hash of
-the sequence so far predicts the rest from the latest iteration that began the same
-way, and a wrong guess is replaced at the first value that differs.
+graph never lets the last one go. What it saved, in order, identifies it
+(signature.py): the sequence so far predicts the rest from the latest iteration that
+began the same way, and a wrong guess is replaced at the first value that differs.
+Iterations that another process has learnt (learnt.py) are followed from the first on.
 """
 
 from __future__ import annotations
@@ -20,14 +21,16 @@ from lowtide.planner.planner import EFFORT, Frontier
 from lowtide.planner.recompute import Lineage
 from lowtide.planner.schedule import Allowed
 from lowtide.recorder.values import Value, replay_later
+from lowtide.runtime.signature import Chain, Told, extend, prefixes_of
 from lowtide.scheduler.director import Lanes, Rules
 from lowtide.trace import OPS, VALUES, Trace
 
-_KNOWN = 64  # iterations of different shape remembered
-_REPLANS = 3  # times a repeated iteration is planned afresh
+KNOWN = 128  # iterations of different shape remembered
+REPLANS = 3  # times a repeated iteration is planned afresh
 _STRANGERS = 4  # new ones in a row that are planned; such a program repeats few
 _ALIKE = 0.125  # of an iteration: as much has to be the same before it is planned then
 _TIGHT = 0.99  # of the budget: what a plan that moves anything aims for
+_HURRY = 1.5  # times its wait that a late read begins earlier
 _REBASE = 0.002  # of the budget: growth at the start that calls for a new plan
 
 
@@ -39,12 +42,28 @@ class Forecast:
     base: int  # live bytes at its first save
     load: NDArray[np.int64]  # bytes not managed by us, plus need, per operator
     frontier: Frontier
-    prefixes: list[int]
+    told: list[Told]  # of each saved value
     plan: NDArray[np.int8] = field(default_factory=lambda: np.zeros(0, np.int8))
     reads: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
+    bounds: dict[int, int] = field(default_factory=dict)  # reads come no earlier
     planned_peak: int = 0
     seen: int = 1
     growth: int = 0  # live bytes at the start, above those of the trace
+
+    prefixes: list[int] = field(init=False)  # numbers of its beginnings
+
+    def __post_init__(self) -> None:
+        """Number its beginnings."""
+        self.prefixes = prefixes_of([told.number for told in self.told])
+
+
+def allowed(rules: Rules, swap_bytes: int | None) -> Allowed:
+    """Say what plans may choose under a policy, and how much one may swap."""
+    return Allowed(
+        swap=rules.swap and rules.planned,
+        recompute=rules.recompute and rules.planned,
+        swap_bytes=swap_bytes,
+    )
 
 
 class Iterations:
@@ -63,13 +82,26 @@ class Iterations:
         self.rules = rules
         self.swap_bytes = swap_bytes  # most that one iteration may swap; None: any
         self.finished = 0
+        self.repeated = 0  # of these, such as had been seen before
         self.plan_seconds = 0.0
         self._strangers = 0  # iterations in a row that were new
+        self.hastened = 0  # reads that came late, and begin earlier from then on
         self.forecast: Forecast | None = None
         self.last: Forecast | None = None
         self._by_prefix: dict[int, Forecast] = {}
         self._by_key: dict[int, Forecast] = {}
+        self._chain = Chain()
         self.begin(0)
+
+    @property
+    def known(self) -> list[Forecast]:
+        """All iterations remembered, the latest last."""
+        return list(self._by_key.values())
+
+    def adopt(self, forecast: Forecast) -> None:
+        """Remember an iteration that another run has learnt."""
+        self.plan(forecast, forecast.base)
+        self._claim(forecast)
 
     def begin(self, live: int) -> None:
         """Start an iteration: the next saved value is its first."""
@@ -78,8 +110,8 @@ class Iterations:
         self._rows: list[list[float]] = []
         self._parents: list[list[int]] = []  # slots that each value is made from
         self._held: list[bool] = []  # by the program too, as backward begins
-        self._prefixes: list[int] = []
-        self._hash = 0
+        self.told: list[Told] = []
+        self._beginning = 0  # its number
         self._base = live
         self.used = 0
         self.forecast = None
@@ -92,12 +124,11 @@ class Iterations:
             return None
         slot = value.slot = len(self.slots)
         self.slots.append(value)
-        op = value.op
         self._rows.append([value.nbytes, position, -1, 0.0, False, 0])
-        name = op.facts.name if op is not None else ""
-        self._hash = hash((self._hash, value.nbytes, name))
-        self._prefixes.append(self._hash)
-        found = self._by_prefix.get(self._hash)
+        told = self._chain.tell(value)
+        self.told.append(told)
+        self._beginning = extend(self._beginning, told.number)
+        found = self._by_prefix.get(self._beginning)
         if found is not self.forecast:
             self.forecast = found
             if found is not None:
@@ -150,6 +181,26 @@ class Iterations:
         """Plan a read for later: its room was wanted otherwise before here."""
         if self.forecast is not None and self.due(value) >= 0:
             self.forecast.reads[value.slot] = position + 1
+            self.forecast.bounds[value.slot] = position + 1
+
+    def hasten(self, value: Value, waited: float, ahead: bool) -> None:
+        """Plan a read for earlier: it was waited for, so many seconds.
+
+        By half as much again as the wait, and by one operator at least, but never where
+        its room was wanted otherwise: so it comes to rest. One that was not begun
+        `ahead`, though it was due, found no room: an earlier trigger would not help.
+        """
+        forecast, due = self.forecast, self.due(value)
+        if forecast is None or due <= 0 or not (ahead or due >= value.next_use):
+            return
+        slot = value.slot
+        ends = np.cumsum(forecast.trace.ops["seconds"][:due])
+        begin = float(ends[-1]) - _HURRY * waited
+        earlier = min(int(np.searchsorted(ends, begin, "right")), due - 1)
+        bound = forecast.bounds.get(slot, int(forecast.trace.values["saved"][slot]))
+        moved = max(earlier, min(bound, due))
+        self.hastened += moved < due
+        forecast.reads[slot] = moved
 
     def use(self, value: Value, position: int) -> None:
         """Note that autograd asked for a value."""
@@ -164,8 +215,8 @@ class Iterations:
 
     def _survey(self) -> None:
         """Look, as backward begins, at what each value could be made from again."""
-        known = self._by_key.get(self._hash)
-        if known is not None and known.seen >= _REPLANS:
+        known = self._by_key.get(self._beginning)
+        if known is not None and known.seen >= REPLANS:
             return
         slots = {id(value): slot for slot, value in enumerate(self.slots)}
         for value, row in zip(self.slots, self._rows, strict=True):
@@ -182,29 +233,26 @@ class Iterations:
             result = self._remember()
             self.last = result
             self.finished += 1
+            self.repeated += result.seen > 1
         return result
 
     def _remember(self) -> Forecast:
-        known = self._by_key.get(self._hash)
-        if known is not None and known.seen >= _REPLANS:
+        known = self._by_key.get(self._beginning)
+        if known is not None and known.seen >= REPLANS:
             known.seen += 1
             self._claim(known)
             return known
         trace = Trace(
             np.array(self.ops, dtype=OPS),
             np.array([tuple(row) for row in self._rows], dtype=VALUES),
-            self._hash,
+            self._beginning,
         )
         missing = len(self._rows) - len(self._parents)  # saved during backward
         held = np.array(self._held + [True] * missing, dtype=np.bool_)
         frontier = Frontier(
             trace,
             self.lanes,
-            Allowed(
-                swap=self.rules.swap and self.rules.planned,
-                recompute=self.rules.recompute and self.rules.planned,
-                swap_bytes=self.swap_bytes,
-            ),
+            allowed(self.rules, self.swap_bytes),
             lineage=Lineage.of(self._parents + [[]] * missing),
             held=held,
             effort=EFFORT >> (4 if known is None else 0),  # it may never come again
@@ -214,7 +262,7 @@ class Iterations:
             frontier=frontier,
             base=self._base,
             load=(trace.ops["live"] - trace.ops["managed"] + trace.ops["need"]),
-            prefixes=self._prefixes,
+            told=self.told,
             seen=1 if known is None else known.seen + 1,
         )
         self._strangers = self._strangers + 1 if known is None else 0
@@ -234,6 +282,7 @@ class Iterations:
         target = int(self.budget * (1 if whole <= self.budget else _TIGHT)) - grown
         plan = forecast.frontier.at(target)
         forecast.plan, forecast.reads = plan.codes, plan.reads
+        forecast.bounds.clear()
         forecast.planned_peak = plan.peak_bytes + grown
         self.plan_seconds += perf_counter() - start
 
@@ -241,7 +290,7 @@ class Iterations:
         """Make this the latest iteration, which its beginnings foretell."""
         key = forecast.trace.key
         old = self._by_key.pop(key, None)
-        if old is None and len(self._by_key) >= _KNOWN:
+        if old is None and len(self._by_key) >= KNOWN:
             old = self._by_key.pop(next(iter(self._by_key)))
         if old is not None and old is not forecast:
             for prefix in old.prefixes:

@@ -25,7 +25,7 @@ from lowtide.recorder.values import (
     bytes_of,
     recoverable,
 )
-from lowtide.runtime.pacing import Lead, flight_limit
+from lowtide.runtime.pacing import NOTICED, Lead, flight_limit
 from lowtide.scheduler.scheduler import DROP, RELEASE, WAIT, WRITE, Scheduler
 
 if TYPE_CHECKING:
@@ -68,6 +68,8 @@ class Ledger:
         self.replay_fits: Callable[[Value], bool] = lambda _: True
         self.short: Callable[[str, int], None] = lambda what, needed: None
         self.postpone: Callable[[Value], None] = lambda value: None  # a read ahead
+        # a read that came late: the seconds waited, and whether it was begun ahead
+        self.hasten: Callable[[Value, float, bool], None] = lambda *_: None
         self.swapped: set[Value] = set()  # values that left so in this iteration
         self.dropped: set[Value] = set()
         self.verifier: Any = None
@@ -331,14 +333,14 @@ class Ledger:
         if value.resident:
             return
         if value.reading is not None:
-            self._finish_read(value)
+            self._finish_read(value, ahead=True)
             return
         if value.copy is not None:
             if not value.copy.done:
                 self._wait(value.copy)
             self.require(value.nbytes, "reading a saved tensor back")
             self.start_read(value)
-            self._finish_read(value)
+            self._finish_read(value, ahead=False)
             return
         self.replay(value)
 
@@ -352,7 +354,7 @@ class Ledger:
         value.reading = (read, tensor)
         self.arriving += value.nbytes
 
-    def _finish_read(self, value: Value) -> None:
+    def _finish_read(self, value: Value, *, ahead: bool) -> None:
         read, tensor = value.reading
         value.reading = None
         self.arriving -= value.nbytes
@@ -363,8 +365,14 @@ class Ledger:
             self._lost(value, error)
             return
         self.exposed += waited
-        self.lead.late(waited)
+        self.late(value, waited, ahead)
         self.install(value, tensor)
+
+    def late(self, value: Value, waited: float, ahead: bool) -> None:
+        """Learn, where a value was waited for, to read it back earlier."""
+        if waited > NOTICED:
+            self.lead.late(waited)
+            self.hasten(value, waited, ahead)
 
     def _lost(self, value: Value, error: SpillError) -> None:
         """A copy cannot be read: compute its value again, if that is possible."""

@@ -22,7 +22,7 @@ _LEAST_FLIGHT: Bytes = 16 << 20  # below it a disk is not kept busy
 _LONGEST_FLIGHT: Seconds = 0.5  # that a caller may have to wait for what is under way
 _IN_A_ROW = 3  # writes that fail before the rest of the step goes without
 _SHORTEST: Seconds = 0.002  # of lead: about the time of a small copy
-_NOTICED: Seconds = 0.0005  # a shorter wait is no late arrival
+NOTICED: Seconds = 0.0005  # a shorter wait is no late arrival
 
 
 def flight_limit(budget: Bytes, bandwidth: float) -> Bytes:
@@ -110,7 +110,7 @@ class Lead:
 
     def late(self, waited: Seconds) -> None:
         """Learn that a value was waited for."""
-        if waited > _NOTICED:
+        if waited > NOTICED:
             self.seconds += max(2 * waited, 0.05 * self.seconds)
 
     def cancelled(self, use: int) -> None:

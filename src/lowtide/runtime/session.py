@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from lowtide import archive
 from lowtide.errors import LowtideError
 from lowtide.recorder.dispatch import Recorder
 from lowtide.recorder.storages import StorageTable
@@ -34,6 +35,7 @@ from lowtide.runtime.functorch import suspending
 from lowtide.runtime.hooks import Hooks
 from lowtide.runtime.iterations import Iterations
 from lowtide.runtime.lanes import Lane, open_lane, swap_limit
+from lowtide.runtime.learnt import Followed, learnt_of
 from lowtide.runtime.ledger import Ledger
 from lowtide.runtime.replay import Replayer
 from lowtide.runtime.rest import Rest
@@ -43,6 +45,7 @@ from lowtide.scheduler.director import RULES, Lanes
 from lowtide.scheduler.scheduler import Scheduler
 from lowtide.timeline import Timeline
 from lowtide.units import format_bytes
+from lowtide.version import VERSION
 
 _LONGEST = 200_000  # operators after which an iteration is ended in any case
 _VERIFIED = 2  # iterations that `verify` looks at
@@ -62,6 +65,7 @@ def budget(
     verify: bool = False,
     spill_dir: str | os.PathLike[str] | None = None,
     pool: bool = False,
+    plan: str | os.PathLike[str] | None = None,
 ) -> Session:
     """Keep what runs inside within a budget of memory, results unchanged.
 
@@ -88,13 +92,17 @@ def budget(
             given back and taken again, and what the system sees stays within the
             budget as well. On the CPU, where lowtide's allocator is in use. Not by
             default yet: within a tight budget it costs more time than it saves.
+        plan: a file that `b.save_plan(path)` wrote: what another run of this program
+            has learnt within this budget is followed from the first step on. What it
+            does not know is learnt as ever; the results do not depend on it.
 
     Returns a context manager; `b.step()` marks an iteration by hand (rarely needed),
     `b.report()` gives the Timeline.
 
     Raises:
         SizeError: a malformed size.
-        LowtideError: a budget inside a budget, an unknown policy, an unserved device.
+        LowtideError: a budget inside a budget, an unknown policy, an unserved device,
+            a plan made for something else.
         BudgetError: inside the block, when the budget cannot be kept.
     """
     return Session(
@@ -107,6 +115,7 @@ def budget(
         verify=verify,
         spill_dir=spill_dir,
         pool=pool,
+        plan=plan,
     )
 
 
@@ -133,6 +142,7 @@ class Session:
         verify: bool = False,
         spill_dir: str | os.PathLike[str] | None = None,
         pool: bool = False,
+        plan: str | os.PathLike[str] | None = None,
         force: bool = False,
         seed: int = 0,
         measure_floor: bool = False,
@@ -154,6 +164,15 @@ class Session:
         )
         self._given_lane = lane
         self.rules = RULES[policy]
+        self.followed: Followed | None = None
+        if plan is not None:
+            self.followed = Followed.open(
+                plan,
+                self.rules,
+                device=self.device_type,
+                budget_bytes=self.budget,
+                swap_bytes=swap_limit(self.device_type, self.tiers),
+            )
         self.verify = verify
         self.pooled = pool
         self.forced = force
@@ -205,11 +224,14 @@ class Session:
             self.ledger.verifier = Verifier()
         limit = swap_limit(self.device_type, self.tiers)
         self.iterations = Iterations(self.budget, lanes, self.rules, swap_bytes=limit)
+        if self.followed is not None:
+            self.followed.teach(self.iterations)
         self.account = Account(self)
         self.steward = Steward(self)
         self.ledger.replay_fits = self.steward.replay_fits
         self.ledger.short = self.steward.short
         self.ledger.postpone = self.steward.postpone
+        self.ledger.hasten = self.iterations.hasten
         self.recorder = Recorder(self.table, self.steward, self.device_type)
         self.recorder.starved = self.steward.starved
         self.recorder.clock = device_clock(self.device_type)
@@ -403,6 +425,9 @@ class Session:
         self.ledger.deciding += perf_counter() - start + planning
         if forecast is not None:
             self.account.iteration(forecast.trace.plain_peak_bytes)
+            odd = self.followed.judge(forecast.told) if self.followed else None
+            if odd is not None:
+                self.ledger.complain("plan", odd)
             if self.iterations.finished >= _VERIFIED and self.ledger.verifier:
                 self.ledger.verifier.enabled = False
         self.rest.consider(forecast)
@@ -413,6 +438,15 @@ class Session:
     def report(self) -> Timeline:
         """Return what happened so far."""
         return self.account.timeline() if self.live else self._summary
+
+    def save_plan(self, path: str | os.PathLike[str]) -> None:
+        """Write what was learnt, for the `plan=` of a later run within this budget.
+
+        Raises:
+            LowtideError, OSError: nothing was learnt yet, or it cannot be written.
+        """
+        learnt = learnt_of(self.iterations, self.steward.needs, self.device_type)
+        archive.save(path, learnt, written_by=f"lowtide {VERSION}")
 
 
 def _after_fork() -> None:

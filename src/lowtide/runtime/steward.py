@@ -55,7 +55,7 @@ class Steward:
         self.floor_operator = ""
         self.overrun = False  # measuring on although an operator did not fit
         self._failed = False  # a BudgetError is on its way out
-        self._needs: dict[Signature, int] = {}
+        self.needs: dict[Signature, int] = {}
         self.largest_need = 0
         self._need = 0  # of the operator about to run
         self._pinned = 0
@@ -97,7 +97,7 @@ class Steward:
         live = self.counter.live
         try:
             signature = signature_of(func, args, kwargs)
-            known = self._needs.get(signature)
+            known = self.needs.get(signature)
         except TypeError:
             signature, known = None, None  # an argument that cannot be hashed
         if known is not None:
@@ -108,6 +108,8 @@ class Steward:
             if self._unhurried and not self.overrun:
                 return signature
             certain, self._need = estimate_need(func, args, kwargs)
+            if self.session.followed is not None and signature is not None:
+                self._need = self.session.followed.need(signature, self._need)
         if self.overrun:
             self.ledger.make_room(_ALL)
         elif live.value + self._need > self.budget:
@@ -179,8 +181,8 @@ class Steward:
         need = int(peak - live)
         self.scheduler.now += seconds
         if signature is not None:
-            if need > self._needs.get(signature, -1):
-                self._needs[signature] = need
+            if need > self.needs.get(signature, -1):
+                self.needs[signature] = need
             self.largest_need = max(self.largest_need, need)
         self.session.note_operator(func, seconds, live, need)
         if peak > self.budget and not self.session.forced:
