@@ -2,13 +2,16 @@
 
     python benchmarks/exact.py                      # everything
     python benchmarks/exact.py --quick              # two samples each
+    python benchmarks/exact.py --learnt             # each sample by a learnt plan
     python benchmarks/exact.py --only operators --shard 0/8
     python benchmarks/exact.py --only linalg_det --only nn_LSTM
 
 Operators and modules run torch's own samples in three forced regimes (everything that
 can be recomputed is recomputed; everything is swapped to disk; a random mix). Models
-train within budgets from the smallest upwards. Worker processes with one thread each
-take one operator, module or model at a time, so that a crash costs only that one.
+train within budgets from the smallest upwards. With `--learnt` each sample runs three
+times, and what leaves is what a plan learnt in the run before says. Worker processes
+with one thread each take one operator, module or model at a time, so that a crash costs
+only that one.
 """
 
 import argparse
@@ -60,12 +63,17 @@ def check(request: dict[str, Any]) -> dict[str, Any]:
 
     torch.set_num_threads(1)
     name, seed, quick = request["name"], request["seed"], request["quick"]
+    learnt = request["learnt"]
     limit = QUICK_SAMPLES if quick else None
     match request["group"]:
         case "operators":
-            return asdict(exact_operators.run(name, seed=seed, limit=limit))
+            return asdict(
+                exact_operators.run(name, seed=seed, limit=limit, learnt=learnt)
+            )
         case "modules":
-            return asdict(exact_modules.run(name, seed=seed, limit=limit))
+            return asdict(
+                exact_modules.run(name, seed=seed, limit=limit, learnt=learnt)
+            )
         case "models":
             fractions = (0.0, 0.5) if quick else exact_models.FRACTIONS
             return asdict(exact_models.run(name, seed=seed, fractions=fractions))
@@ -74,7 +82,7 @@ def check(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_all(
-    chosen: Iterable[Unit], *, jobs: int, seed: int, quick: bool
+    chosen: Iterable[Unit], *, jobs: int, seed: int, quick: bool, learnt: bool
 ) -> list[Outcome]:
     """Check units in worker processes, printing failures as they come."""
     waiting: queue.SimpleQueue[Unit] = queue.SimpleQueue()
@@ -90,7 +98,9 @@ def check_all(
             except queue.Empty:
                 break
             try:
-                reply = worker.ask(group=group, name=name, seed=seed, quick=quick)
+                reply = worker.ask(
+                    group=group, name=name, seed=seed, quick=quick, learnt=learnt
+                )
                 outcome = Outcome(**reply)
             except harness.WorkerFailed as error:
                 outcome = Outcome(group, name)
@@ -135,6 +145,9 @@ def main() -> int:
     )
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--quick", action="store_true", help="two samples each")
+    parser.add_argument(
+        "--learnt", action="store_true", help="each sample by learnt plans"
+    )
     parser.add_argument("--shard", default="0/1", metavar="I/N")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", action="append", metavar="GROUP|NAME")
@@ -156,7 +169,9 @@ def main() -> int:
         flush=True,
     )
     started = time.monotonic()
-    outcomes = check_all(chosen, jobs=args.jobs, seed=args.seed, quick=args.quick)
+    outcomes = check_all(
+        chosen, jobs=args.jobs, seed=args.seed, quick=args.quick, learnt=args.learnt
+    )
     report(outcomes, seconds=time.monotonic() - started)
     harness.write_rows(args.json, map(as_row, outcomes))
     return 1 if any(outcome.failed for outcome in outcomes) else 0
@@ -172,10 +187,12 @@ def report(outcomes: list[Outcome], *, seconds: float) -> None:
             sum(getattr(outcome, what) for outcome in mine)
             for what in ("passed", "failed", "skipped", "replayed", "written_bytes")
         )
+        followed = sum(outcome.followed for outcome in mine)
         print(f"{group}: {passed} passed, {failed} failed", end="")
         if skipped:
             print(f" ({skipped} samples skipped: plain PyTorch raises on them)", end="")
-        print(f"; {replayed} operators replayed, {written} bytes swapped")
+        print(f"; {replayed} operators replayed, {written} bytes swapped", end="")
+        print(f"; {followed} iterations by a learnt plan" if followed else "")
         for outcome in mine:
             if outcome.failed:
                 print(f"  failed: {outcome.name} ({outcome.failed})")

@@ -69,12 +69,14 @@ def _maker(
     return make
 
 
-def run(name: str, *, seed: int = 0, limit: int | None = None) -> Outcome:
+def run(
+    name: str, *, seed: int = 0, limit: int | None = None, learnt: bool = False
+) -> Outcome:
     """Compare the samples of a module in every regime with their plain runs."""
     outcome = Outcome("modules", name)
     if name in LEFT_OUT:
         outcome.note = f"left out: {LEFT_OUT[name]}"
         return outcome
     samples = samples_of(modules()[name], seed=seed, limit=limit)
-    compare_samples(samples, outcome, seed=seed)
+    compare_samples(samples, outcome, seed=seed, learnt=learnt)
     return outcome

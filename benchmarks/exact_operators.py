@@ -65,12 +65,14 @@ def _wrapped(op: Any, form: Callable[..., Any]) -> Callable[..., Any]:
     return lambda *args, **kwargs: op.gradcheck_wrapper(form, *args, **kwargs)
 
 
-def run(name: str, *, seed: int = 0, limit: int | None = None) -> Outcome:
+def run(
+    name: str, *, seed: int = 0, limit: int | None = None, learnt: bool = False
+) -> Outcome:
     """Compare the samples of an operator in every regime with their plain runs."""
     outcome = Outcome("operators", name)
     if name in LEFT_OUT:
         outcome.note = f"left out: {LEFT_OUT[name]}"
         return outcome
     samples = samples_of(operators()[name], seed=seed, limit=limit)
-    compare_samples(samples, outcome, seed=seed)
+    compare_samples(samples, outcome, seed=seed, learnt=learnt)
     return outcome

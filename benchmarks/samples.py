@@ -11,13 +11,18 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
+from lowtide.plan import KEEP, RECOMPUTE, SWAP
+from lowtide.recorder.values import Value
+from lowtide.runtime.iterations import Forecast
 from lowtide.runtime.session import Session
 from tests.compare import describe_difference, random_state, seed_everything
 
+LEARNT_RUNS = 3  # of a sample: one to learn, two that follow what was learnt
 REGIMES = {"recompute": "recompute-only", "swap": "swap-only", "random": "random"}
 
 
@@ -39,6 +44,7 @@ class Outcome:
     note: str = ""
     replayed: int = 0  # operators; that something was released at all shows here
     written_bytes: int = 0
+    followed: int = 0  # iterations that a plan was there for
 
     def count(self, label: str, found: list[str]) -> None:
         """Count a comparison, given the differences that it found."""
@@ -136,8 +142,14 @@ def _copy(value: Any) -> Any:
     return value.detach().clone() if isinstance(value, Tensor) else value
 
 
-def compare_samples(samples: Iterable[Sample], outcome: Outcome, *, seed: int) -> None:
-    """Compare every sample's run in every regime with its plain run."""
+def compare_samples(
+    samples: Iterable[Sample], outcome: Outcome, *, seed: int, learnt: bool = False
+) -> None:
+    """Compare every sample's run in every regime with its plain run.
+
+    `learnt`: it runs several times, and what leaves is what a plan of the run before
+    says, in the regime's way, saved value by saved value.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         plain: list[tuple[Sample, dict[str, Any]]] = []
@@ -147,7 +159,7 @@ def compare_samples(samples: Iterable[Sample], outcome: Outcome, *, seed: int) -
             except Exception:  # whatever a sample raises, it raises without us
                 outcome.skipped += 1
         for regime in REGIMES:
-            _compare_regime(regime, plain, outcome, seed)
+            _compare_regime(regime, plain, outcome, seed, learnt)
 
 
 def _compare_regime(
@@ -155,21 +167,63 @@ def _compare_regime(
     plain: list[tuple[Sample, dict[str, Any]]],
     outcome: Outcome,
     seed: int,
+    learnt: bool,
 ) -> None:
-    results: list[dict[str, Any] | str] = []
+    results: list[list[dict[str, Any] | str]] = []
     with forced_session(regime, seed=seed) as session:
+        if learnt:
+            follow_plans(session, regime, seed)
         for sample, _ in plain:
-            try:
-                results.append(sample.run())
-            except Exception as error:
-                results.append(f"{type(error).__name__}: {error!s:.300}")
+            results.append([])
+            for _ in range(LEARNT_RUNS if learnt else 1):
+                try:
+                    results[-1].append(sample.run())
+                except Exception as error:
+                    results[-1].append(f"{type(error).__name__}: {error!s:.300}")
     outcome.replayed += session.replayer.operators
     outcome.written_bytes += session.report().written_bytes
-    for (sample, expected), result in zip(plain, results, strict=True):
-        found = _differences(expected, result)
+    outcome.followed += session.iterations.repeated
+    for (sample, expected), runs in zip(plain, results, strict=True):
+        found = [text for result in runs for text in _differences(expected, result)]
         if found and _differences(expected, sample.run()):
             found = ["two plain runs differ"]
         outcome.count(f"{sample.label} {regime}", found)
+
+
+def follow_plans(session: Session, regime: str, seed: int) -> None:
+    """Have a forced session follow the plan of an iteration seen before.
+
+    Such a plan says for each saved value how it leaves, in the regime's way, and at
+    random when it is read back. An iteration seen for the first time keeps everything.
+    """
+    draw = np.random.default_rng(seed)
+    iterations, force = session.iterations, session.ledger.force
+
+    def plan(forecast: Forecast, base: int) -> None:
+        values = forecast.trace.values
+        codes = {
+            "swap": np.full(len(values), SWAP),
+            "recompute": np.where(values["replayable"], RECOMPUTE, KEEP),
+            "random": draw.integers(KEEP, RECOMPUTE + 1, len(values)),
+        }[regime]
+        last = np.maximum(values["first_use"], values["saved"] + 1)
+        forecast.plan = codes.astype(np.int8)
+        forecast.reads = draw.integers(values["saved"] + 1, last + 1).astype(np.int32)
+        forecast.growth = base - forecast.base
+
+    def judge(value: Value) -> int:
+        forecast = iterations.forecast
+        known = forecast is not None and 0 <= value.slot < len(forecast.plan)
+        return int(forecast.plan[value.slot]) if forecast and known else KEEP
+
+    def act() -> None:
+        force()
+        session.steward._prefetch()
+
+    session.ledger.lead.seconds = 0.0  # what a plan does not read is not read ahead
+    iterations.plan = plan  # type: ignore[method-assign]
+    session.scheduler._judge = judge  # type: ignore[method-assign]
+    session.ledger.force = act  # type: ignore[method-assign]
 
 
 def _differences(expected: dict[str, Any], result: dict[str, Any] | str) -> list[str]:

@@ -45,6 +45,20 @@ def test_modules_keep_every_bit(part: int) -> None:
     check(outcome)
 
 
+def test_plans_that_were_learnt_keep_every_bit() -> None:
+    """One sample of each 64th operator, three times, the last two by a plan."""
+    operators = exact_operators.operators()
+    names = [name for name in operators if name not in exact_operators.LEFT_OUT]
+    samples = chain.from_iterable(
+        exact_operators.samples_of(operators[name], seed=SEED, limit=1)
+        for name in names[:: 4 * OPERATOR_PARTS]
+    )
+    outcome = Outcome("operators", "learnt")
+    compare_samples(samples, outcome, seed=SEED, learnt=True)
+    check(outcome)
+    assert outcome.followed > outcome.passed / 2
+
+
 def check(outcome: Outcome) -> None:
     """Require that all was the same, and that it was put to the test."""
     assert outcome.failures == []
