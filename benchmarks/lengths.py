@@ -65,6 +65,9 @@ class Trainer:
             n_head=4,
             n_positions=longest,
             vocab_size=512,
+            bos_token_id=0,
+            eos_token_id=0,
+            use_cache=False,
         )
         self.model = GPT2LMHeadModel(config).train()
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
