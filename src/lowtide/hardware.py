@@ -63,6 +63,8 @@ EFFICIENCIES: Mapping[str, Efficiency] = MappingProxyType(
         "normalization": Efficiency(0.25, 0.65),
         "copy": Efficiency(0.25, 0.85),
         "gather": Efficiency(0.25, 0.40),
+        "random": Efficiency(0.25, 0.50),
+        "pooling": Efficiency(0.25, 0.50),
         "other": Efficiency(0.25, 0.60),
     }
 )

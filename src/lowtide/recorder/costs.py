@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from lowtide.hardware import Hardware
+from lowtide.recorder.infer import ALIASES
 from lowtide.recorder.schemas import Facts
 
 Bytes = int
@@ -21,6 +22,11 @@ Seconds = float
 _KINDS = (  # the first word found in an operator's name decides
     ("convolution", ("convolution", "conv")),
     ("attention", ("scaled_dot_product",)),
+    (
+        "random",
+        ("bernoulli", "randn", "rand", "randint", "dropout", "normal", "uniform"),
+    ),
+    ("pooling", ("pool2d", "pool3d", "pool1d")),
     (
         "matmul",
         ("mm", "bmm", "addmm", "baddbmm", "linear", "rnn", "lstm", "gru", "dot"),
@@ -53,13 +59,13 @@ class Costs:
     ) -> Seconds:
         """Estimate how long an operator takes."""
         read = list(tensors_in((args, tuple(kwargs.values()))))
-        made = list(tensors_in(result))
+        made = [] if facts.name in ALIASES else list(tensors_in(result))
         n_bytes = sum(map(_n_bytes, read)) + sum(map(_n_bytes, made))
         numbers = [t for t in (*read, *made) if t.is_floating_point()]
         dtype = str(numbers[0].dtype).removeprefix("torch.") if numbers else "float32"
         if dtype not in self.hardware.flops and dtype not in ("bfloat16", "float16"):
             dtype = "float32"
-        if "empty" in facts.name:
+        if "empty" in facts.name or facts.name in ALIASES:
             n_bytes = 0
         kind = kind_of(facts.name)
         return self.hardware.seconds(flops, n_bytes, dtype, kind)

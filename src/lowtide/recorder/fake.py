@@ -25,7 +25,7 @@ import torch
 
 from lowtide.recorder.dispatch import is_plain
 from lowtide.recorder.hollow import hollow_memory
-from lowtide.recorder.infer import Alias, Inference, New, Shape, Unknown
+from lowtide.recorder.infer import ALIASES, Alias, Inference, New, Shape, Unknown
 from lowtide.recorder.schemas import Facts
 
 _COMPUTED = 1 << 16  # bytes of numbers up to which an operator is computed
@@ -34,8 +34,6 @@ _MADE_UP = 1 << 12  # bytes of numbers up to which results get a value
 
 # operators whose integers choose among the elements of a dimension
 _CHOICES = ("topk", "argmax", "argmin", "sort", "argsort", "max", "min", "multinomial")
-# these return their argument's storage, though their schemas do not say so
-_ALIASES = ("aten::_unsafe_view", "aten::lift", "aten::_reshape_alias")
 _COUNTS = ("sum", "count_nonzero", "cumsum")
 
 Seconds = float
@@ -162,7 +160,7 @@ class FakeKernels:
     def _build(self, shape: Shape, facts: Facts, tensors: list[torch.Tensor]) -> Any:
         if isinstance(shape, New):
             return self._new(shape, self._value(shape, facts, tensors))
-        if isinstance(shape, Alias) and facts.name not in _ALIASES:
+        if isinstance(shape, Alias) and facts.name not in ALIASES:
             # fake tensors hand on what the kernel copies
             n_bytes = math.prod(shape.size) * shape.dtype.itemsize
             return self._new(New(shape.size, shape.stride, shape.dtype, n_bytes), 1)

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+# these return their argument's storage, though their schemas do not say so
+ALIASES = ("aten::_unsafe_view", "aten::lift", "aten::_reshape_alias")
 _log = logging.getLogger("torch._subclasses.fake_tensor")
 
 

@@ -67,6 +67,27 @@ def _safe_softmax(args: Any, result: Any) -> Bytes:
     return int(result.numel() + result.numel() // last)
 
 
+def _attention(args: Any, result: Any) -> Bytes:
+    """Scores of a block of queries and keys, for each thread."""
+    rows, columns = _attention_block(args[0], args[1])
+    width = args[0].size(-1)
+    return int(torch.get_num_threads() * rows * (columns + 2 + width) * 4)
+
+
+def _attention_backward(args: Any, result: Any) -> Bytes:
+    """Scores and their gradients, and a copy of the gradient that comes in."""
+    rows, columns = _attention_block(args[1], args[2])
+    scores = torch.get_num_threads() * rows * (2 * columns + 1) * 4
+    return scores + _bytes(args[0])
+
+
+def _attention_block(query: torch.Tensor, key: torch.Tensor) -> tuple[int, int]:
+    """Return how many queries and keys PyTorch takes at a time."""
+    length = query.size(-2)
+    rows = 256 if length >= 768 else 64 if length >= 192 else 32
+    return min(rows, length), min(512, key.size(-2))
+
+
 def _rnn(args: Any, result: Any) -> Bytes:
     """Reordered weights, and the gates of all steps."""
     steps, batch = args[0].size(0), args[0].size(1)
@@ -86,6 +107,8 @@ _RULES: dict[str, Rule] = {
     "aten::native_batch_norm_backward": _batch_norm_backward,
     "aten::native_layer_norm_backward": _layer_norm_backward,
     "aten::_safe_softmax": _safe_softmax,
+    "aten::_scaled_dot_product_flash_attention_for_cpu": _attention,
+    "aten::_scaled_dot_product_flash_attention_for_cpu_backward": _attention_backward,
     "aten::mkldnn_rnn_layer": _rnn,
     "aten::mkldnn_rnn_layer_backward": _rnn_backward,
 }

@@ -55,6 +55,8 @@ def _products() -> Iterator[Case]:
         flops = 2.0 * x.numel() * channels * 9
         n_bytes = 4.0 * (2 * x.numel() + w.numel())
         yield "convolution", flops, n_bytes, partial(F.conv2d, x, w, padding=1)
+        pool = partial(F.max_pool2d, x, 2)
+        yield "pooling", 0, 4.0 * x.numel() * 1.75, pool  # and indices of 8 bytes
     for length in (64, 256):
         q = torch.ones(4, 4, length, 32)
         flops = 4.0 * q.numel() * length
@@ -79,6 +81,8 @@ def _streams() -> Iterator[Case]:
         yield "reduction", 0, size, partial(torch.sum, x, 0)
         yield "normalization", 0, 2 * size, partial(F.layer_norm, x, (256,), w)
         yield "normalization", 0, 2 * size, partial(F.softmax, x, 1)
+        yield "random", 0, size, partial(torch.bernoulli, x)
+        yield "random", 0, size, x.normal_
         yield "copy", 0, 2 * size, x.clone
         yield "copy", 0, size, x.zero_
         yield "gather", 0, 2 * size, partial(torch.index_select, x, 0, rows)
