@@ -2,7 +2,7 @@
 
 AutoSwap's author published the allocations of twenty training iterations; MiniMalloc's
 problems are CSV files (`id,lower,upper,size`, half open) whose names end in the
-capacity they fit into.
+capacity they fit into. Large ones are made up.
 """
 
 import csv
@@ -26,6 +26,7 @@ class Problem:
     period: int = 0
     capacity_bytes: int = 0  # they fit below this height; 0: unknown
     persistent_bytes: int = 0  # allocated before, released after; not placed
+    alignment: int = 1
 
 
 def read_minimalloc(path: Path) -> Problem:
@@ -68,3 +69,37 @@ def read_blocks(path: Path) -> NDArray[np.void]:
     blocks["born"], blocks["dead"] = history.starts, history.stops
     blocks["bytes"] = history.blocks["bytes"]
     return blocks
+
+
+def make_training(n: int) -> Problem:
+    """Make up an iteration: layers save, work, and free in the opposite order."""
+    random = np.random.default_rng(0)
+    layers = n // 8
+    sizes = random.integers(1, 4096, (layers, 8)) * 512
+    blocks = np.zeros((layers, 8), BLOCK)
+    layer = np.arange(layers)
+    forward, backward = 8 * layer, 8 * (2 * layers - layer)
+    saved = random.integers(1, 4, layers)  # of each layer, until its backward
+    for i in range(8):
+        stays = i < saved
+        early = (i % 2 == 0) | stays  # workspace of forward, else of backward
+        start = np.where(early, forward, backward) + i
+        blocks["born"][:, i] = start
+        blocks["dead"][:, i] = np.where(
+            stays, backward + 7 - i, start + random.integers(1, 9, layers)
+        )
+    blocks["bytes"] = sizes
+    return Problem(name=f"training-{n}", blocks=blocks.reshape(-1))
+
+
+def make_chance(n: int) -> Problem:
+    """Make up blocks that come at any time, most of them for a short one."""
+    random = np.random.default_rng(0)
+    blocks = np.zeros(n, BLOCK)
+    blocks["born"] = random.integers(0, 4 * n, n)
+    blocks["dead"] = blocks["born"] + 1 + random.pareto(1.2, n).clip(0, n).astype(int)
+    blocks["bytes"] = 512 * (1 + random.pareto(1.0, n).clip(0, 1 << 16).astype(int))
+    return Problem(name=f"chance-{n}", blocks=blocks)
+
+
+MADE_UP = (make_training, make_chance)

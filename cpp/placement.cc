@@ -18,6 +18,7 @@ namespace {
 constexpr std::size_t kMostForFits = 20'000;      // they are quadratic
 constexpr std::size_t kMostForDecisions = 5'000;  // beyond, chance does better
 constexpr double kFirstAim = 0.5;
+constexpr double kFitNoise = 0.3;
 constexpr std::int64_t kRestartNodes = 500;   // of the shortest decision
 
 // 1 1 2 1 1 2 4 1 1 2 1 1 2 4 8 ...: restarts of these lengths lose no more
@@ -49,17 +50,23 @@ class Part {
   void Keep(std::optional<Placement> placement);
   void FillWithNoise(std::int64_t nodes, Bytes enough, Random& random,
                      Limits& limits);
+  void FitAroundPeak(std::int64_t nodes, Bytes enough, Random& random,
+                     Limits& limits);
   void Decide(Bytes capacity, std::int64_t nodes, Random& random,
               Limits& limits);
   Bytes RoundUp(Bytes bytes) const {
     return (bytes + unit_ - 1) / unit_ * unit_;
   }
   std::vector<std::vector<double>> Keys() const;
+  std::vector<bool> AliveAt(int section) const;
+  std::vector<int> LongestFirst(const std::vector<bool>& first,
+                                std::span<const double> rest) const;
 
   Problem problem_;
   std::vector<int> blocks_;  // their indices in the whole problem
   Sections sections_;
   Bytes unit_ = 0;           // divides every size, so every useful height
+  std::vector<bool> at_peak_;  // whether a block lives where the most do
   Bytes bound_;
   Placement best_;
   ValleyFiller filler_;
@@ -74,9 +81,12 @@ Part::Part(Problem problem, std::vector<int> blocks)
     : problem_(std::move(problem)),
       blocks_(std::move(blocks)),
       sections_(CutAtBirths(problem_)),
-      bound_(LowerBound(LiveBytes(problem_, sections_))),
       filler_(problem_, sections_),
       keys_(Keys()) {
+  const std::vector<Bytes> live = LiveBytes(problem_, sections_);
+  bound_ = LowerBound(live);
+  const auto peak = std::max_element(live.begin(), live.end());
+  at_peak_ = AliveAt(static_cast<int>(peak - live.begin()));
   for (const Block& block : problem_.blocks) {
     unit_ = std::gcd(unit_, block.bytes);
     best_.height += block.bytes;  // one on the other, until something is known
@@ -95,6 +105,30 @@ std::vector<std::vector<double>> Part::Keys() const {
     keys[3].push_back(bytes);
   }
   return keys;
+}
+
+std::vector<bool> Part::AliveAt(int section) const {
+  std::vector<bool> alive;
+  for (std::size_t i = 0; i < problem_.blocks.size(); ++i) {
+    const int first = sections_.first[i], last = sections_.last[i];
+    const int again = section + sections_.count;  // it may pass the end
+    alive.push_back((first <= section && section < last) ||
+                    (first <= again && again < last));
+  }
+  return alive;
+}
+
+// The longest lives of some blocks, then the others by their keys.
+std::vector<int> Part::LongestFirst(const std::vector<bool>& first,
+                                    std::span<const double> rest) const {
+  std::vector<int> order(first.size());
+  std::iota(order.begin(), order.end(), 0);
+  const std::vector<double>& length = keys_[2];
+  std::stable_sort(order.begin(), order.end(), [&](int a, int b) {
+    if (first[a] != first[b]) return bool{first[a]};
+    return first[a] ? length[a] > length[b] : rest[a] > rest[b];
+  });
+  return order;
 }
 
 void Part::Keep(std::optional<Placement> placement) {
@@ -123,6 +157,9 @@ void Part::Greedy(Bytes enough, Limits& limits) {
     if (done(enough)) return;
     Keep(PlaceInOrder(problem_, sections_, order, fit, limits));
   }
+  if (done(enough)) return;
+  order = LongestFirst(at_peak_, keys_[3]);
+  Keep(PlaceInOrder(problem_, sections_, order, Fit::kFirst, limits));
 }
 
 void Part::FillWithNoise(std::int64_t nodes, Bytes enough, Random& random,
@@ -136,6 +173,22 @@ void Part::FillWithNoise(std::int64_t nodes, Bytes enough, Random& random,
       noisy[b] = keys[b] * (1.0 - width * random.Unit());
     }
     Keep(filler_.Fill(noisy, best_.height - 1, limits));
+  }
+}
+
+// Where the most bytes live nothing may be lost: they come first, without a gap
+// between them. The others fill in, largest first, in ever another order.
+void Part::FitAroundPeak(std::int64_t nodes, Bytes enough, Random& random,
+                         Limits& limits) {
+  std::vector<double> noisy(problem_.blocks.size());
+  const std::int64_t end = limits.spent() + nodes;
+  while (limits.spent() < end && !done(enough) && limits.Spend(1)) {
+    const double width = kFitNoise * random.Unit();
+    for (std::size_t b = 0; b < noisy.size(); ++b) {
+      noisy[b] = keys_[3][b] * (1.0 - width * random.Unit());
+    }
+    Keep(PlaceInOrder(problem_, sections_, LongestFirst(at_peak_, noisy),
+                      Fit::kFirst, limits));
   }
 }
 
@@ -166,6 +219,9 @@ void Part::Decide(Bytes capacity, std::int64_t nodes, Random& random,
 void Part::Improve(Bytes enough, bool asked, Random& random, Limits& limits) {
   const std::int64_t nodes = 4000 << std::min<std::int64_t>(round_++, 40);
   FillWithNoise(nodes / 4, enough, random, limits);
+  if (problem_.blocks.size() <= kMostForFits) {
+    FitAroundPeak(nodes / 8, enough, random, limits);
+  }
   if (problem_.blocks.size() > kMostForDecisions) return;
   const auto lowest = [&] { return std::max(bound_, enough / unit_ * unit_); };
   // At the bound nothing may be wasted, which makes the answer quick to find if

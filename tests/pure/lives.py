@@ -102,9 +102,12 @@ def least_height_of_all_orders(blocks: NDArray[np.void], circle: int) -> int:
 
 
 def least_height_by_cp_sat(
-    blocks: NDArray[np.void], circle: int, *, seconds: float
+    blocks: NDArray[np.void], circle: int, *, effort: float
 ) -> int | None:
-    """Ask OR-tools for the least height; None when it does not prove one in time."""
+    """Ask OR-tools for the least height; None when it does not prove one.
+
+    The effort is about seconds of a quick machine, but counted, not timed.
+    """
     from ortools.sat.python import cp_model
 
     model = cp_model.CpModel()
@@ -121,7 +124,7 @@ def least_height_by_cp_sat(
     model.minimize(height)
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = 1
-    solver.parameters.max_time_in_seconds = seconds
+    solver.parameters.max_deterministic_time = effort
     if solver.solve(model) != cp_model.OPTIMAL:
         return None
     return round(solver.objective_value)

@@ -94,7 +94,7 @@ def test_the_height_is_the_optimum_of_cp_sat_in_99_percent() -> None:
         blocks["born"] = random.integers(0, period or 10, n)
         blocks["dead"] = blocks["born"] + random.integers(1, 10, n)
         blocks["bytes"] = random.integers(1, random.choice([10, 100]), n)
-        least = least_height_by_cp_sat(*unrolled(blocks, period), seconds=10)
+        least = least_height_by_cp_sat(*unrolled(blocks, period), effort=1.0)
         if least is not None:
             judged += 1
             pool = place_blocks(blocks, period=period)

@@ -8,7 +8,8 @@ reached, so the search (`_core`, in C++) goes from cheap to exact and stops ther
 
 1. cut time where nothing is alive: the parts do not interact;
 2. fill the lowest valley of the skyline with the block of the largest key (bytes x
-   lifetime, and three more), about O(n log n); then first and best fit by size, O(n^2);
+   lifetime, and three more), about O(n log n); then first and best fit by size, and
+   first fit around a gapless stack of what lives at the peak, O(n^2);
 3. repeat step 2 with noisy keys, and decide exactly whether the blocks fit below a
    height, closing in on the least one from both sides: a depth-first search over
    skylines that prunes what overfills a moment, jumps back over moves that a failure
