@@ -20,12 +20,14 @@ import torch
 from lowtide.errors import SpillError
 from lowtide.recorder.key import quiet
 from lowtide.recorder.storages import StorageTable
-from lowtide.recorder.values import (
-    Value,
-    bytes_of,
-    recoverable,
-)
+from lowtide.recorder.values import Value, bytes_of, recoverable
 from lowtide.runtime.pacing import NOTICED, Lead, flight_limit
+from lowtide.runtime.pins import (
+    hold_old_bytes,
+    pin_parents,
+    spoil_unpacked,
+    unpin_parents,
+)
 from lowtide.scheduler.scheduler import DROP, RELEASE, WAIT, WRITE, Scheduler
 
 if TYPE_CHECKING:
@@ -111,7 +113,7 @@ class Ledger:
             self.managed -= value.nbytes
         if value.dropped:
             value.dropped = False
-            self._unpin_parents(value)
+            self._unpin(value)
         if value.pins and value.op is None:
             return  # dropped descendants still start from these bytes
         self._discard(value)
@@ -301,7 +303,7 @@ class Ledger:
         if not recoverable(value) or not self.replay_fits(value):
             return False
         value.dropped = True
-        self._pin_parents(value)
+        pin_parents(value)
         self._leave(value, swapped=False)
         return True
 
@@ -384,7 +386,7 @@ class Ledger:
         self.lane.free(value.copy)
         value.copy = None
         value.dropped = True
-        self._pin_parents(value)
+        pin_parents(value)
         self.replay(value)
 
     def install(self, value: Value, tensor: torch.Tensor) -> None:
@@ -395,7 +397,7 @@ class Ledger:
         self.table.bind(tensor.untyped_storage(), value)
         if value.dropped:
             value.dropped = False
-            self._unpin_parents(value)
+            self._unpin(value)
         if value.away:
             value.away = False
             self.absent -= value.nbytes
@@ -404,56 +406,18 @@ class Ledger:
 
     # -- lineage ----------------------------------------------------------------
 
-    def _pin_parents(self, value: Value) -> None:
-        stack = [value]
-        while stack:
-            op = stack.pop().op
-            if op is None:
-                continue
-            for parent in op.inputs:
-                parent.pins += 1
-                if parent.pins > 1:
-                    continue
-                if parent.op is not None:
-                    stack.append(parent)
-                elif not parent.clean:
-                    storage = parent.storage()
-                    assert storage is not None
-                    with quiet():
-                        parent.hold = bytes_of(storage)
-
-    def _unpin_parents(self, value: Value) -> None:
-        stack = [value]
-        while stack:
-            op = stack.pop().op
-            if op is None:
-                continue
-            for parent in op.inputs:
-                parent.pins -= 1
-                if parent.pins > 0:
-                    continue
-                if parent.op is not None:
-                    stack.append(parent)
-                    continue
-                parent.hold = None
-                if not parent.saved and parent.ledger is self:
-                    self._discard(parent)
+    def _unpin(self, value: Value) -> None:
+        """Let go of what a value that is back, or gone, was made from."""
+        for source in unpin_parents(value):
+            if not source.saved and source.ledger is self:
+                self._discard(source)
 
     def before_write(self, value: Value) -> None:
         """A storage is about to be overwritten: save what its old value owes."""
         if value.writing:
             self._wait(value.copy)  # what goes to disk must be the old value
-        if value.pins and value.op is None:
-            storage = value.storage()
-            shared = value.reference is not None and storage is value.reference()
-            if storage is not None and shared and value.base is None:
-                with quiet():
-                    value.hold = bytes_of(storage).clone()
-        if value.base is not None:
-            for saved in list(value.saved.values()):
-                if saved.alias is None:
-                    saved.spoiled = "was modified in place after it had been unpacked"
-            value.base = None
+        hold_old_bytes(value)
+        spoil_unpacked(value)
         if value in self.alive:
             value.kept_because = (
                 value.kept_because or "modified in place after it was saved"
