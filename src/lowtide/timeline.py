@@ -5,6 +5,20 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+FINISHED, RUNNING, INTERRUPTED = "finished", "running", "interrupted"
+
+
+def outcome_of(error: BaseException | None) -> str:
+    """Say in a word how a run ended: by itself, by Ctrl-C, or by which error."""
+    if isinstance(error, SystemExit):
+        if error.code in (None, 0):
+            return FINISHED
+        number = error.code if isinstance(error.code, int) else 1
+        return f"exit status {number}"
+    if isinstance(error, KeyboardInterrupt):
+        return INTERRUPTED
+    return FINISHED if error is None else type(error).__name__
+
 
 @dataclass(frozen=True, slots=True)
 class Kept:
@@ -51,6 +65,7 @@ class Timeline:
     kept: tuple[Kept, ...]
     notes: tuple[str, ...]
     step_written_bytes: int = 0  # by the step that wrote most to the disk
+    outcome: str = FINISHED  # or RUNNING, or what `outcome_of` says of its error
     plan_seconds: float = 0.0  # spent planning iterations seen anew, whole run
 
     def to_dict(self) -> dict[str, Any]:

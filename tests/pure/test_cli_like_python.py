@@ -347,6 +347,10 @@ def test_program_too_large_for_its_budget(tmp_path: Path) -> None:
     assert "aten::mm needs" in ours.errors
     assert "Traceback" not in ours.errors
     assert (tmp_path / "run.json").exists()
+    shown = run(command, tmp_path, FAKE_SESSION="budget", LOWTIDE_TRACEBACK="1")
+    assert shown.status == 3
+    assert "Traceback (most recent call last)" in shown.errors
+    assert shown.errors.endswith(ours.errors)
 
 
 def test_session_that_cannot_begin(tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ def lowtide(monkeypatch: pytest.MonkeyPatch, *args: str) -> int:
         (["--budget", "0%", "SCRIPT"], "--budget: '0%' is not a usable size"),
         (["--budget", "130%", "SCRIPT"], "above 0 and not above 100"),
         (["--budget", "1g", "--host", "x", "SCRIPT"], "--host: 'x' is not"),
+        (["--budget", "1g", "--disk-writes", "x", "SCRIPT"], "--disk-writes: 'x' is"),
         (["--budget", "1g", "--policy", "best", "SCRIPT"], "it is one of auto, keep"),
         (["--budget", "1g", "--spill-dir", "no/such", "SCRIPT"], "is not a folder"),
         (["--budget", "1g", "--report", "no/r.json", "SCRIPT"], "--report: cannot"),

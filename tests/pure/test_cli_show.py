@@ -5,6 +5,7 @@ import dataclasses
 import io
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -237,3 +238,19 @@ def test_a_tide_file_of_another_version_is_named(
     lost = np.full(1, 99, VERSIONS)
     save(path, dataclasses.replace(make_graph(), versions=lost))
     assert "contradicts itself" in refusals(monkeypatch, capsys, "show", path)
+
+
+def test_whoever_reads_the_output_may_stop_early(tmp_path: Path) -> None:
+    path = write_all(tmp_path)["trace.json"]
+    for options in (["--json"], []):
+        reader, writer = os.pipe()
+        os.close(reader)
+        done = subprocess.run(
+            [sys.executable, "-m", "lowtide", "show", *options, str(path)],
+            stdout=writer,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+        os.close(writer)
+        assert (done.returncode, done.stderr) == (141, "")

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 import lowtide
-from lowtide.cli.program import hide_frames
+from lowtide.frames import hide_frames
 
 OURS = os.path.join(os.path.dirname(lowtide.__file__), "runtime", "pretended.py")
 OPERATORS = os.path.join("site-packages", "torch", "_ops.py")

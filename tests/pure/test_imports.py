@@ -35,11 +35,12 @@ def rule(ours: str = "", others: str = "") -> Rule:
 NOUNS = (
     "errors units version tidefile hardware kinds trace history plan timeline archive"
 )
-STAGES = f"{NOUNS} recorder planner scheduler _core"
+STAGES = f"{NOUNS} frames recorder planner scheduler _core"
 RULES = {
     "errors": rule(),
     "version": rule(),
     "units": rule("errors"),
+    "frames": rule("errors"),
     "tidefile": rule("errors"),
     "hardware": rule("errors units"),
     "kinds": rule(),

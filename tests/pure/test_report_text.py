@@ -3,8 +3,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lowtide.errors import BudgetError
 from lowtide.reports.text import render
-from lowtide.timeline import Kept
+from lowtide.timeline import RUNNING, Kept, outcome_of
 from tests.pure.timelines import MIB, make_timeline
 
 HEALTHY = """\
@@ -12,7 +13,7 @@ lowtide: 12 steps trained within 800.0 MiB (policy auto)
 
   budget             800.0 MiB   50% of the plain peak
   planned peak       780.0 MiB
-  measured peak      790.0 MiB   first step 812.0 MiB
+  measured peak      790.0 MiB   first step 795.0 MiB
   plain peak          1.56 GiB   without lowtide; computed from what was saved
   smallest budget    520.0 MiB   that works
   between steps      300.0 MiB   what stays: parameters, gradients, \
@@ -42,6 +43,11 @@ def test_a_program_that_does_not_train_gets_one_line() -> None:
     assert "3.00 MiB" in text
 
 
+def test_what_is_to_be_noted_is_said_of_a_program_that_did_not_train_too() -> None:
+    text = render(make_timeline(trained=False, notes=("a thread trained",)))
+    assert text.endswith(").\n  note: a thread trained\n")
+
+
 @pytest.mark.parametrize(
     ("failure", "said"),
     [
@@ -56,9 +62,43 @@ def test_a_program_that_does_not_train_gets_one_line() -> None:
 def test_a_program_that_ended_early_is_not_said_to_do_nothing(
     failure: BaseException | None, said: str
 ) -> None:
-    text = render(make_timeline(trained=False), failure=failure)
+    text = render(make_timeline(trained=False, outcome=outcome_of(failure)))
     assert text.startswith(f"lowtide: {said}")
     assert text.count("\n") == 1
+
+
+SHORTAGE = BudgetError(budget_bytes=1, operator="aten::mm", needed_bytes=2)
+
+
+@pytest.mark.parametrize(
+    ("failure", "how"),
+    [
+        (KeyboardInterrupt(), "interrupted"),
+        (ValueError("x"), "ended by ValueError"),
+        (SHORTAGE, "ended by BudgetError"),
+        (SystemExit(7), "ended by exit status 7"),
+        (SystemExit("no data"), "ended by exit status 1"),
+    ],
+)
+def test_a_run_that_did_not_come_to_its_end_is_not_called_trained(
+    failure: BaseException, how: str
+) -> None:
+    outcome = outcome_of(failure)
+    first = render(make_timeline(outcome=outcome)).splitlines()[0]
+    expected = f"{how} after 12 steps, up to then within 800.0 MiB (policy auto)"
+    assert first == f"lowtide: {expected}"
+    first = render(make_timeline(outcome=outcome, steps=0)).splitlines()[0]
+    assert first.startswith(f"lowtide: {how} before the end of a step, up to then wi")
+    first = render(make_timeline(outcome=outcome, peak_bytes=900 * MIB)).splitlines()[0]
+    assert "trained" not in first
+    assert "NOT within 800.0 MiB but with up to 900.0 MiB" in first
+
+
+def test_a_run_that_goes_on_is_not_called_trained() -> None:
+    first = render(make_timeline(outcome=RUNNING)).splitlines()[0]
+    assert first == "lowtide: 12 steps so far, within 800.0 MiB (policy auto)"
+    text = render(make_timeline(outcome=RUNNING, trained=False))
+    assert text.startswith("lowtide: no backward pass so far (")
 
 
 def test_the_smallest_budget_suffices_as_it_is_written() -> None:
@@ -90,12 +130,20 @@ def test_nothing_is_said_of_a_run_in_which_something_left() -> None:
 
 
 def test_a_broken_budget_is_called_broken() -> None:
-    assert "NOT within 800.0 MiB" in render(make_timeline(peak_bytes=801 * MIB))
+    text = render(make_timeline(peak_bytes=801 * MIB))
+    said = "12 steps trained, NOT within 800.0 MiB but with up to 801.0 MiB (policy"
+    assert said in text
+
+
+def test_a_budget_broken_in_the_first_step_is_called_broken() -> None:
+    text = render(make_timeline(first_peak_bytes=812 * MIB))
+    said = "NOT within 800.0 MiB but with up to 812.0 MiB, in the first step (policy"
+    assert said in text
 
 
 def test_the_only_step_is_its_peak() -> None:
-    text = render(make_timeline(steps=1, peak_bytes=0))
-    assert "1 step trained NOT within" in text
+    text = render(make_timeline(steps=1, peak_bytes=0, first_peak_bytes=812 * MIB))
+    assert "1 step trained, NOT within 800.0 MiB but with up to 812.0 MiB (" in text
     assert "measured peak      812.0 MiB" in text
 
 

@@ -4,7 +4,6 @@
 import errno
 import os
 import random
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -273,16 +272,16 @@ def mounted(monkeypatch: pytest.MonkeyPatch, *in_memory: Path) -> None:
 
 
 def test_what_was_asked_for_is_used_with_a_warning(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     mounted(monkeypatch, tmp_path)
-    with warnings.catch_warnings():
-        warnings.simplefilter("default")
-        with pytest.warns(RuntimeWarning, match="kept in memory"):
-            assert spill_directory(tmp_path) == tmp_path
-        monkeypatch.setenv("LOWTIDE_SPILL_DIR", str(tmp_path))
-        with pytest.warns(RuntimeWarning, match="kept in memory"):
-            assert spill_directory(None) == tmp_path
+    assert spill_directory(tmp_path) == tmp_path
+    assert caplog.text.count("kept in memory") == 1
+    monkeypatch.setenv("LOWTIDE_SPILL_DIR", str(tmp_path))
+    assert spill_directory(None, warn=False) == tmp_path
+    assert caplog.text.count("kept in memory") == 1
+    assert spill_directory(None) == tmp_path
+    assert caplog.text.count("kept in memory") == 2
 
 
 def test_a_directory_in_memory_is_not_chosen(
@@ -301,15 +300,11 @@ def test_a_directory_in_memory_is_not_chosen(
         spill_directory(None)
 
 
-def test_shared_memory_is_recognised() -> None:
+def test_shared_memory_is_recognised(caplog: pytest.LogCaptureFixture) -> None:
     if not Path("/dev/shm").is_dir():
         pytest.skip("this machine has no /dev/shm")
-    with warnings.catch_warnings():
-        warnings.simplefilter("default")
-        with pytest.warns(
-            RuntimeWarning, match=r"/dev/shm is kept in memory \(tmpfs\)"
-        ):
-            spill_directory(Path("/dev/shm"))
+    spill_directory(Path("/dev/shm"))
+    assert "/dev/shm is kept in memory (tmpfs)" in caplog.text
 
 
 def test_a_read_knows_its_size(make: Callable[..., DiskLane]) -> None:

@@ -21,7 +21,7 @@ def make_timeline(**changes: Any) -> Timeline:
         "smallest_bytes": 520 * MIB,
         "planned_peak_bytes": 780 * MIB,
         "peak_bytes": 790 * MIB,
-        "first_peak_bytes": 812 * MIB,
+        "first_peak_bytes": 795 * MIB,
         "steps": 12,
         "step_seconds": 2.31,
         "trained": True,

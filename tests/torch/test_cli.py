@@ -11,6 +11,9 @@ from typing import Any
 
 import pytest
 
+from lowtide.cli.run import Request, open_session
+from lowtide.runtime.session import Session
+
 LOWTIDE = [sys.executable, "-m", "lowtide", "run"]
 
 TRAIN = """
@@ -124,6 +127,27 @@ def test_a_plan_is_kept_followed_and_refused(
     assert (done.returncode, done.stdout, timeline) == (2, "", {})
     assert f"made for budget {budget} bytes" in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+def test_a_cap_on_what_a_step_writes() -> None:
+    request = Request(
+        budget="1GiB",
+        host="auto",
+        disk_writes="4KiB",
+        spill_dir=None,
+        policy="auto",
+        verify=False,
+        pool=False,
+        report=None,
+        plan=None,
+        save_plan=None,
+        target="train.py",
+        is_module=False,
+        args=(),
+    )
+    session = open_session(request, None)
+    assert isinstance(session, Session)
+    assert session.tiers.disk_writes == 4096
 
 
 def test_verify(folder: Path, plain_output: str, plain_peak: int) -> None:
@@ -244,7 +268,8 @@ def test_interrupt_in_the_middle_of_training(folder: Path, plain_peak: int) -> N
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=120)
     assert process.returncode == -signal.SIGINT
-    assert "steps trained within" in errors
+    assert "lowtide: interrupted after 2 steps, up to then within " in errors
+    assert "trained within" not in errors
     assert errors.endswith("KeyboardInterrupt\n")
     assert f"lowtide{os.sep}runtime" not in errors
 

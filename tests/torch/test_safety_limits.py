@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from lowtide.errors import BudgetError, LowtideError, SpillError
+from lowtide.runtime import allocator, steward
 from lowtide.runtime.session import Session
 from lowtide.runtime.spill import DiskCalls
 from tests.torch.regimes import (
@@ -130,6 +131,35 @@ def test_too_small_a_budget_and_then_a_larger_one() -> None:
     gc.collect()
     found = run_under(Session(smallest), program)
     assert_same(expected, found, "at the smallest budget")
+
+
+def test_what_an_operator_has_made_is_not_counted_beside_its_need(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It exceeds the budget for want of an estimate, and would have fitted."""
+    monkeypatch.setattr(steward, "estimate_need", lambda func, args, kwargs: (0, 0))
+
+    def program() -> list[Any]:
+        found = []
+        for step in range(4):
+            x = torch.randn(512, 512, requires_grad=True)
+            h = x
+            for _ in range(8):
+                h = (h * 1.01).sin()
+            if step == 3:
+                found.append(h.detach().repeat(10, 1).sum())
+            h.sum().backward()
+            found.append(x.grad)
+            if session is not None:
+                session.step()
+        return found
+
+    session = None
+    expected = run_plain(program)
+    there = allocator.install().live.value
+    session = Session(there + (16 << 20))
+    assert_same(expected, run_under(session, program), "an unknown need")
+    assert any("needed more than was known" in note for note in session.report().notes)
 
 
 def test_a_budget_inside_a_budget() -> None:

@@ -129,6 +129,27 @@ def test_threads_of_the_user(policy: str) -> None:
     assert moved_bytes(session) > 0
 
 
+def test_training_in_a_thread_of_the_program_is_plain_and_said() -> None:
+    def program() -> list[Any]:
+        found: list[Any] = []
+
+        def compute() -> None:
+            found.extend(train(deep(64, 4)))
+
+        thread = threading.Thread(target=compute)
+        thread.start()
+        thread.join()
+        return found
+
+    expected = run_plain(program)
+    session = Session("1MiB")
+    assert_same(expected, run_under(session, program), "in a thread")
+    report = session.report()
+    assert not report.trained
+    assert any("a thread that the program started" in note for note in report.notes)
+    assert report.steps == 0
+
+
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_backward_in_another_thread(policy: str) -> None:
     def program() -> list[Any]:

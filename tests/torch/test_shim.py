@@ -88,17 +88,42 @@ def test_a_failing_compiler_is_quoted_once(tmp_path: Path) -> None:
 
 
 def test_without_a_compiler_the_warning_names_the_way_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("CXX", "nonesuch -O3")
     monkeypatch.setenv("LOWTIDE_CACHE_DIR", str(tmp_path / "cache"))
     with pytest.raises(shim.NoShimError, match=r"tried \$CXX \(nonesuch\), g\+\+"):
         shim.load_shim()
-    with pytest.warns(
-        RuntimeWarning, match="not the workspace.*apt-get install g"
-    ) as w:
-        fallback = allocator._installed.__wrapped__()
-    assert len(w) == 1
+    fallback = allocator._installed.__wrapped__()
+    (said,) = caplog.messages
+    assert "not the workspace" in said
+    assert "apt-get install g" in said
     assert isinstance(fallback, PythonCounter)
     assert not fallback.sees_workspace
+
+
+def test_a_compiler_that_is_not_there_is_said_once_and_replaced(
+    tmp_path: Path, quick_compiler: Path
+) -> None:
+    (tmp_path / "g++").symlink_to(quick_compiler)
+    output = succeeds(
+        FIRST_USE + "assert install() is counter\n",
+        LOWTIDE_CACHE_DIR=str(tmp_path / "cache"),
+        CXX="nonesuch -O3",
+        PATH=f"{tmp_path}:/usr/bin:/bin",
+    )
+    assert output.count("$CXX names 'nonesuch', which is not there; using g++") == 1
+    assert "lowtide 4000\n" in output
+
+
+def test_no_warning_shows_a_line_of_ours(tmp_path: Path) -> None:
+    output = succeeds(
+        FIRST_USE,
+        LOWTIDE_CACHE_DIR=str(tmp_path / "cache"),
+        CXX="nonesuch",
+        PATH=str(tmp_path),
+    )
+    assert "lowtide: counting memory in Python, because there is no C++" in output
+    assert "Warning" not in output
+    assert ".py" not in output

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the verbs that look into files share: reading them, progress, and refusals."""
 
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +19,7 @@ from lowtide.tidefile import Tide, is_tide, read_tide
 EXIT_USAGE = 2
 EXIT_TOO_LARGE = 3
 EXIT_INTERRUPTED = 130  # as shells count a death of SIGINT
+EXIT_PIPE = 141  # as shells count a death of SIGPIPE
 _BAR_CELLS = 20
 
 T = TypeVar("T")
@@ -68,7 +70,12 @@ def perform_verb(verb: str, act: Callable[[Say], int | None]) -> int:
             progress.say(f"[{bar}] {text}")
 
     try:
-        return act(say) or 0
+        status = act(say) or 0
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:  # whoever reads has seen enough; nothing more is to come
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_PIPE
     except (LowtideError, OSError) as error:
         progress.wipe()
         print(f"lowtide {verb}: {_one_line(error)}", file=sys.stderr)

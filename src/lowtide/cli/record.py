@@ -14,9 +14,10 @@ import typer
 
 import lowtide
 from lowtide import archive
-from lowtide.cli.program import ProgramError, hide_frames, load_program
+from lowtide.cli.program import ProgramError, load_program
 from lowtide.cli.run import raise_as_python
 from lowtide.errors import LowtideError
+from lowtide.frames import hide_frames
 from lowtide.hardware import find_hardware
 from lowtide.trace import Graph
 from lowtide.units import format_bytes

@@ -5,8 +5,9 @@ import contextlib
 import json
 import os
 import sys
+import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -15,12 +16,13 @@ from typing import Annotated, NoReturn, Protocol
 import typer
 from rich.console import Console
 
-from lowtide.cli.program import Program, ProgramError, hide_frames, load_program
+from lowtide.cli.program import Program, ProgramError, load_program
 from lowtide.cli.progress import ProgressLine
 from lowtide.errors import BudgetError, LowtideError, SizeError
+from lowtide.frames import SHOW_ALL, hide_frames
 from lowtide.reports.text import render
 from lowtide.scheduler.director import RULES
-from lowtide.timeline import Timeline
+from lowtide.timeline import Timeline, outcome_of
 from lowtide.units import parse_bytes
 
 EXIT_USAGE = 2
@@ -36,6 +38,7 @@ class Request:
 
     budget: str
     host: str
+    disk_writes: str | None
     spill_dir: Path | None
     policy: str
     verify: bool
@@ -96,6 +99,13 @@ def run(
             "effect on the CPU.",
         ),
     ] = "auto",
+    disk_writes: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE",
+            help="Most that one step may write to the disk: writing wears an SSD.",
+        ),
+    ] = None,
     spill_dir: Annotated[
         Path | None,
         typer.Option(
@@ -159,6 +169,7 @@ def run(
     request = Request(
         budget=budget,
         host=host,
+        disk_writes=disk_writes,
         spill_dir=None if spill_dir is None else spill_dir.absolute(),
         policy=policy,
         verify=verify,
@@ -183,6 +194,7 @@ def open_session(
     return Session(
         request.budget,
         host=request.host,
+        disk_writes=request.disk_writes,
         spill_dir=request.spill_dir,
         policy=request.policy,
         verify=request.verify,
@@ -219,6 +231,8 @@ def perform(request: Request) -> int:
         if request.save_plan is not None:
             _save_plan(session, request.save_plan)
     if isinstance(failure, BudgetError):
+        if os.environ.get(SHOW_ALL):
+            traceback.print_exception(failure)
         print(f"lowtide: {failure}", file=sys.stderr)
         return EXIT_BUDGET
     if failure is not None:
@@ -239,6 +253,11 @@ def list_faults(request: Request) -> list[str]:
                 raise SizeError(size, "a budget has at least one byte")
         except SizeError as error:
             faults.append(f'{option}: {error} Or give "auto".')
+    if request.disk_writes is not None:
+        try:
+            parse_bytes(request.disk_writes)
+        except SizeError as error:
+            faults.append(f"--disk-writes: {error}")
     if request.policy not in RULES:
         faults.append(
             f"--policy: {request.policy!r} is unknown; it is one of {', '.join(RULES)}"
@@ -271,6 +290,7 @@ def _run_within(session: RunningSession, program: Program) -> BaseException | No
 def _conclude(
     timeline: Timeline, request: Request, failure: BaseException | None
 ) -> None:
+    timeline = replace(timeline, outcome=outcome_of(failure))
     if request.report is not None:
         try:
             request.report.write_text(json.dumps(timeline.to_dict(), indent=2) + "\n")
@@ -280,7 +300,7 @@ def _conclude(
     with contextlib.suppress(OSError, ValueError, AttributeError):
         sys.stdout.flush()
     with contextlib.suppress(OSError, ValueError, AttributeError):
-        sys.stderr.write(render(timeline, failure=failure))
+        sys.stderr.write(render(timeline))
         sys.stderr.flush()
 
 

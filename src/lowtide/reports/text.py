@@ -5,7 +5,7 @@
 
       budget          800.0 MiB   51 % of the plain peak
       planned peak    788.2 MiB
-      measured peak   791.9 MiB   first step 812.4 MiB
+      measured peak   791.9 MiB   first step 790.3 MiB
       ...
 
 What stayed in memory is listed with its reason, so that nobody has to guess why a
@@ -15,7 +15,7 @@ budget saves less than it should; and if nothing left memory, that is said first
 import math
 from collections.abc import Iterator
 
-from lowtide.timeline import Timeline
+from lowtide.timeline import FINISHED, INTERRUPTED, RUNNING, Timeline
 from lowtide.units import format_bytes
 
 _LABEL_CELLS = 17
@@ -25,47 +25,64 @@ _KEPT_ROWS = 8
 Row = tuple[str, str, str]
 
 
-def render(timeline: Timeline, *, failure: BaseException | None = None) -> str:
-    """Return the report of a run, ending in a newline.
-
-    Arguments:
-        timeline: what the run did.
-        failure: what the run ended with, where it did not reach its end.
-    """
+def render(timeline: Timeline) -> str:
+    """Return the report of a run, ending in a newline."""
     if not timeline.trained:
         peak = format_bytes(_measured_peak(timeline))
-        return f"lowtide: {_why_untrained(failure)} (measured peak {peak}).\n"
-    blocks = ["\n".join(_headline(timeline)), _table(_rows(timeline))]
+        line = f"lowtide: {_why_untrained(timeline.outcome)} (measured peak {peak})."
+        return "\n".join([line, *_notes(timeline)]) + "\n"
+    lines = [f"lowtide: {_verdict(timeline)} (policy {timeline.policy})"]
+    lines += _why_still(timeline)
+    blocks = ["\n".join(lines), _table(_rows(timeline))]
     if timeline.kept:
         blocks.append("\n".join(_kept_lines(timeline)))
     if timeline.notes:
-        blocks.append("\n".join(f"  note: {note}" for note in timeline.notes))
+        blocks.append("\n".join(_notes(timeline)))
     return "\n\n".join(blocks) + "\n"
 
 
-def _why_untrained(failure: BaseException | None) -> str:
-    if isinstance(failure, KeyboardInterrupt):
+def _notes(timeline: Timeline) -> Iterator[str]:
+    yield from (f"  note: {note}" for note in timeline.notes)
+
+
+def _why_untrained(outcome: str) -> str:
+    if outcome == INTERRUPTED:
         return "interrupted before the first backward pass"
-    if isinstance(failure, SystemExit) and failure.code in (None, 0):
-        failure = None
-    if failure is not None:
+    if outcome == RUNNING:
+        return "no backward pass so far"
+    if outcome != FINISHED:
         return "ended with an error before the first backward pass"
     return "this program ran no backward pass, so there was nothing to do"
 
 
-def _headline(timeline: Timeline) -> Iterator[str]:
-    peak, budget = _measured_peak(timeline), timeline.budget_bytes
-    verdict = "within" if peak <= budget else "NOT within"
-    plural = "" if timeline.steps == 1 else "s"
-    steps = f"{timeline.steps} step{plural} trained"
+def _verdict(timeline: Timeline) -> str:
+    """Say whether the budget was kept, of a run that came to its end; else what was."""
+    peak = max(timeline.peak_bytes, timeline.first_peak_bytes)
+    budget, size = timeline.budget_bytes, format_bytes(timeline.budget_bytes)
+    steps = f"{timeline.steps} step{'' if timeline.steps == 1 else 's'}"
+    within = f"within {size}"
+    if peak > budget:
+        within = f"NOT within {size} but with up to {format_bytes(peak)}"
+        if 0 < timeline.peak_bytes <= budget and timeline.steps > 1:
+            within += ", in the first step"
+    if timeline.outcome == RUNNING:
+        return f"{steps} so far, {within}"
+    if timeline.outcome != FINISHED:
+        when = f"after {steps}" if timeline.steps else "before the end of a step"
+        how = timeline.outcome
+        if how != INTERRUPTED:
+            how = f"ended by {how}"
+        return f"{how} {when}, up to then {within}"
     if timeline.steps == 0:
-        steps = "gradients computed, no optimizer's step,"
-    yield (
-        f"lowtide: {steps} {verdict} {format_bytes(budget)} (policy {timeline.policy})"
-    )
+        return f"gradients computed, no optimizer's step, {within}"
+    return f"{steps} trained{',' if peak > budget else ''} {within}"
+
+
+def _why_still(timeline: Timeline) -> Iterator[str]:
+    """Say why nothing left memory, if nothing did."""
     if timeline.swapped_bytes or timeline.recomputed_bytes or timeline.written_bytes:
         return
-    if timeline.plain_peak_bytes <= budget:
+    if timeline.plain_peak_bytes <= timeline.budget_bytes:
         yield (
             "  Nothing was moved or recomputed: the program needs "
             f"{format_bytes(timeline.plain_peak_bytes)} by itself, which fits."

@@ -16,7 +16,7 @@ from lowtide.timeline import Kept, Timeline
 if TYPE_CHECKING:
     from lowtide.runtime.session import Session
 
-_CLASSIFIED = 3  # iterations in which it is looked up what stays and why
+_HIGHER = 1.001  # times the highest so far: worth a closer look
 _SMALL = 32 << 10  # bytes below which a value is not moved (scheduler.director)
 
 
@@ -30,12 +30,15 @@ class Account:
         self.plain_peak = 0
         self.static = 0
         self.moved = False  # anything ever left memory
+        self.elsewhere = False  # an optimizer stepped in another thread
         self._step_ends: list[float] = []
         self._totals: dict[str, float] = {}
         self._marks = (0.0, 0.0, 0.0)
-        self._whole: dict[str, Kept] = {}
-        self._stayed: dict[str, Kept] = {}
-        self._classified = 0
+        self._whole: dict[str, Kept] = {}  # kept as they are, in this iteration so far
+        self._most_whole: dict[str, Kept] = {}  # in that iteration that kept most so
+        # As backward began: why a value stayed, and what had made it.
+        self._reasons: dict[Value, tuple[str, str]] = {}
+        self._stayed: dict[str, Kept] = {}  # in the last iteration
 
     # -- as it goes -------------------------------------------------------------
 
@@ -49,6 +52,8 @@ class Account:
             self.first_peak = peak
         else:
             self.later_peak = max(self.later_peak, peak)
+        if self.session.recorder.resting is not None:  # nothing is away
+            self.plain_peak = max(self.plain_peak, peak)
         counter.reset_peak()
         return peak
 
@@ -63,51 +68,74 @@ class Account:
         shape = "x".join(str(n) for n in tensor.shape)
         _add(self._whole, f"not a plain dense tensor ({kind})", n_bytes, shape)
 
-    def classify(self) -> None:
-        """Look up, as backward begins, what is still in memory and why."""
-        self._classified += 1
-        if self._classified > _CLASSIFIED:
-            return
-        stayed: dict[str, Kept] = {}
-        for value in self.session.ledger.alive:
-            if not value.away:
-                made_by = value.op.facts.name if value.op is not None else ""
-                _add(stayed, _reason(value), value.nbytes, made_by)
-        self._stayed = stayed
+    def reached(self, plain: int) -> None:
+        """Note what would be in memory now, and at most, had nothing left it.
 
-    def iteration(self, plain_peak: int) -> None:
-        """Keep the figures of an iteration that has just ended."""
+        What is there for lowtide alone has yet to be taken off.
+        """
+        if plain > self.plain_peak * _HIGHER:
+            self.plain_peak = max(
+                self.plain_peak, plain - self.session.ledger.surplus()
+            )
+
+    def classify(self) -> None:
+        """Look up, as backward begins, why what is still in memory is there."""
+        self._reasons = {
+            value: (_reason(value), _maker(value))
+            for value in self.session.ledger.alive
+            if not value.away
+        }
+
+    def iteration(self, *, whole: bool) -> bool:
+        """Keep the figures of an iteration that has just ended, if it was a whole one.
+
+        What was saved parts into what stayed, was swapped, and was recomputed. Says
+        whether anything left memory.
+        """
+        session = self.session
+        ledger, replayer = session.ledger, session.replayer
+        moved = bool(ledger.swapped or ledger.dropped)
+        self.moved |= moved
+        for reason, kept in self._whole.items():
+            most = self._most_whole.setdefault(reason, kept)
+            if kept.bytes > most.bytes:
+                self._most_whole[reason] = kept
+        if whole:
+            self._sum_up()
+        ledger.end_iteration()
+        self._reasons, self._whole = {}, {}
+        self._marks = (ledger.exposed, replayer.seconds, ledger.deciding)
+        return moved
+
+    def _sum_up(self) -> None:
         session = self.session
         ledger, replayer = session.ledger, session.replayer
         exposed, replayed, decided = self._marks
-        self.plain_peak = max(self.plain_peak, plain_peak)
+        left = ledger.swapped | ledger.dropped
+        stayed = dict(self._most_whole)
+        for value in session.iterations.slots:
+            if value not in left:
+                why = self._reasons.get(value, ("saved during backward", ""))
+                _add(stayed, why[0], value.nbytes, why[1])
+        self._stayed = stayed
         self._totals = {
-            "saved": sum(v.nbytes for v in session.iterations.slots),
+            "kept": sum(kept.bytes for kept in stayed.values()),
             "swapped": sum(v.nbytes for v in ledger.swapped),
             "recomputed": sum(v.nbytes for v in ledger.dropped - ledger.swapped),
             "exposed": ledger.exposed - exposed,
             "replay": replayer.seconds - replayed,
             "decide": ledger.deciding - decided,
         }
-        if ledger.swapped or ledger.dropped:
-            self.moved = True
-        ledger.swapped.clear()
-        ledger.dropped.clear()
-        self._marks = (
-            ledger.exposed,
-            replayer.seconds,
-            ledger.deciding,
-        )
 
     # -- at the end -------------------------------------------------------------
 
-    def timeline(self) -> Timeline:
-        """Sum up what happened so far."""
+    def timeline(self, outcome: str) -> Timeline:
+        """Sum up what happened so far, and how it ended."""
         session, totals = self.session, self._totals
         self._note_last_peak()
         gaps = [b - a for a, b in pairwise(self._step_ends)]
         last, lane = session.iterations.last, session.lane
-        saved = int(totals.get("saved", 0))
+        kept = int(totals.get("kept", 0))
         swapped = int(totals.get("swapped", 0))
         recomputed = int(totals.get("recomputed", 0))
         verifier = session.ledger.verifier
@@ -129,8 +157,8 @@ class Account:
             steps=self.steps,
             step_seconds=median(gaps) if gaps else 0.0,
             trained=session.iterations.finished > 0,
-            saved_bytes=saved,
-            kept_bytes=max(0, saved - swapped - recomputed),
+            saved_bytes=kept + swapped + recomputed,
+            kept_bytes=kept,
             swapped_bytes=swapped,
             recomputed_bytes=recomputed,
             exposed_seconds=totals.get("exposed", 0.0),
@@ -141,21 +169,27 @@ class Account:
             read_bytes=lane.read_bytes if lane is not None else 0,
             step_written_bytes=lane.step_written_bytes if lane is not None else 0,
             verified_tensors=verifier.checked if verifier is not None else 0,
-            kept=(*self._stayed.values(), *self._whole.values()),
+            kept=tuple((self._stayed or self._whole).values()),
             notes=self._notes(),
+            outcome=outcome,
         )
 
     def _note_last_peak(self) -> None:
         peak = int(self.session.counter.peak.value)
         if self.first_peak == 0 or self.steps == 0:
             self.first_peak = max(self.first_peak, peak)
-        elif self.session.live:
+        else:
             self.later_peak = max(self.later_peak, peak)
 
     def _notes(self) -> tuple[str, ...]:
         notes = list(self.session.ledger.complaints.values())
         if self.session.lane is not None:
             notes += self.session.lane.remarks()
+        if self.elsewhere:
+            notes.append(
+                "a thread that the program started has trained too: that ran as it "
+                "would without lowtide, and nothing of it left memory"
+            )
         misjudged = self.session.steward.misjudged
         if misjudged:
             notes.append(
@@ -175,6 +209,10 @@ def _reason(value: Value) -> str:
     if value.nbytes < _SMALL:
         return "too small to be worth moving"
     return "it fitted"
+
+
+def _maker(value: Value) -> str:
+    return value.op.facts.name if value.op is not None else ""
 
 
 def _add(into: dict[str, Kept], reason: str, n_bytes: int, example: str) -> None:

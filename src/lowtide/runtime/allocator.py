@@ -9,8 +9,8 @@ storages that it is told about, hence not the workspace inside operators.
 
 import ctypes
 import gc
+import logging
 import threading
-import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -29,10 +29,12 @@ from lowtide.trace import BLOCKS
 
 Bytes: TypeAlias = int
 
+_log = logging.getLogger("lowtide")
+
 _STRIDE = 64  # bytes from one counter to the next in the C++ struct
 
 NO_COMPILER = (
-    "lowtide counts memory in Python, because {reason}.\n"
+    "counting memory in Python, because {reason}.\n"
     "It sees what operators return but not the workspace inside them, so that a "
     "budget may be exceeded by as much. To count exactly, install a C++ compiler "
     '(Debian, Ubuntu: "apt-get install g++"; Fedora: "dnf install gcc-c++"; conda: '
@@ -284,7 +286,7 @@ def _installed() -> Counter:
     try:
         return NativeCounter(load_shim())
     except NoShimError as error:
-        warnings.warn(NO_COMPILER.format(reason=error), RuntimeWarning, stacklevel=3)
+        _log.warning("lowtide: %s", NO_COMPILER.format(reason=error))
         return PythonCounter()
 
 

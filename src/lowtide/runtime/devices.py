@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -169,9 +168,8 @@ def _total(device: str) -> int:
 
 def _disk_usage(directory: Path | None) -> Any:
     """Look at the file system that a spill file would lie on."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the lane says what is amiss there
-        place = (directory or spill_directory(None)).absolute()
+    # the lane says what is amiss there
+    place = (directory or spill_directory(None, warn=False)).absolute()
     while not place.exists():
         place = place.parent
     return shutil.disk_usage(place)

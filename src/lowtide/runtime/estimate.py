@@ -17,6 +17,7 @@ _GATES = 24
 _RECURRENT = ("rnn", "lstm", "gru")
 # Data types whose convolutions have kernels of their own; the rest unfold their input.
 _BLOCKED = (torch.float32, torch.bfloat16, torch.float16)
+_COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 
 Signature = tuple[Any, ...]
 
@@ -52,7 +53,7 @@ def estimate_need(func: Any, args: Any, kwargs: Any) -> tuple[int, int]:
     large: the measured need replaces it after one run with the same shapes.
     """
     given = list(_tensors([*args, *kwargs.values()]))
-    inputs = sum(t.nbytes for t in given)
+    inputs = sum(_bytes_of(t) for t in given)
     try:
         results = _fresh(func, args, kwargs)
     except Exception:  # no meta implementation, or one that needs the data
@@ -114,6 +115,15 @@ def _tensors(argument: Any) -> Iterator[torch.Tensor]:
     elif isinstance(argument, (list, tuple)):
         for item in argument:
             yield from _tensors(item)
+
+
+def _bytes_of(tensor: torch.Tensor) -> int:
+    """Count a tensor's bytes; of a sparse one those of what it lists."""
+    if tensor.layout is torch.sparse_coo:
+        return tensor._indices().nbytes + tensor._values().nbytes
+    if tensor.layout in _COMPRESSED:
+        return tensor.values().nbytes + 8 * tensor._nnz()
+    return tensor.numel() * tensor.element_size()
 
 
 def _to_meta(argument: Any) -> Any:

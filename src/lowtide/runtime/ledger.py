@@ -58,6 +58,7 @@ class Ledger:
         self.orphans: deque[Value] = deque()
         self.flights: list[tuple[Any, Value, torch.Tensor]] = []
         self.flight_bytes = 0
+        self.holding: list[Value] = []  # those that have had a `hold` lately
         self.managed = 0  # bytes of saved values in memory
         self.absent = 0  # bytes of saved values out of memory
         self.arriving = 0  # bytes of those that are being read ahead
@@ -98,6 +99,26 @@ class Ledger:
                 self._bury(value)
         if self.flights:
             self._land()
+
+    def end_iteration(self) -> None:
+        """Forget what left memory, and who held bytes for others and does no more."""
+        self.swapped.clear()
+        self.dropped.clear()
+        self.holding = [value for value in self.holding if value.hold is not None]
+
+    def surplus(self) -> int:
+        """Count the bytes that are in memory for lowtide alone: nobody saved them.
+
+        These are what dropped values will be computed from, and dead values whose copy
+        is still being written.
+        """
+        held = {
+            v
+            for v in self.holding
+            if v.hold is not None and v not in self.alive and not v.held_by_others()
+        }
+        dead = {v for _, v, _ in self.flights if v not in self.alive}
+        return sum(value.nbytes for value in held | dead)
 
     def _replay_needs(self, value: Value) -> bool:
         """Say whether a replay that is under way has yet to read a value."""
@@ -303,7 +324,7 @@ class Ledger:
         if not recoverable(value) or not self.replay_fits(value):
             return False
         value.dropped = True
-        pin_parents(value)
+        self._pin(value)
         self._leave(value, swapped=False)
         return True
 
@@ -386,7 +407,7 @@ class Ledger:
         self.lane.free(value.copy)
         value.copy = None
         value.dropped = True
-        pin_parents(value)
+        self._pin(value)
         self.replay(value)
 
     def install(self, value: Value, tensor: torch.Tensor) -> None:
@@ -406,6 +427,10 @@ class Ledger:
 
     # -- lineage ----------------------------------------------------------------
 
+    def _pin(self, value: Value) -> None:
+        """Keep what a value that is about to be dropped is made from."""
+        self.holding += pin_parents(value)
+
     def _unpin(self, value: Value) -> None:
         """Let go of what a value that is back, or gone, was made from."""
         for source in unpin_parents(value):
@@ -417,6 +442,8 @@ class Ledger:
         if value.writing:
             self._wait(value.copy)  # what goes to disk must be the old value
         hold_old_bytes(value)
+        if value.hold is not None:
+            self.holding.append(value)
         spoil_unpacked(value)
         if value in self.alive:
             value.kept_because = (

@@ -12,8 +12,12 @@ from lowtide.recorder.key import quiet
 from lowtide.recorder.values import Value, bytes_of
 
 
-def pin_parents(value: Value) -> None:
-    """Keep what a value that is about to be dropped is made from."""
+def pin_parents(value: Value) -> list[Value]:
+    """Keep what a value that is about to be dropped is made from.
+
+    Returns the sources whose bytes are held for it from now on.
+    """
+    held = []
     stack = [value]
     while stack:
         op = stack.pop().op
@@ -30,6 +34,8 @@ def pin_parents(value: Value) -> None:
                 assert storage is not None
                 with quiet():
                     parent.hold = bytes_of(storage)
+                held.append(parent)
+    return held
 
 
 def unpin_parents(value: Value) -> Iterator[Value]:

@@ -43,8 +43,11 @@ class Rest:
         self._headroom = 0
         self._slot = 0
 
-    def consider(self, forecast: Forecast | None) -> None:
-        """Rest from now on, if the iteration that has just ended is one to repeat."""
+    def consider(self, forecast: Forecast | None, *, moved: bool) -> None:
+        """Rest from now on, if the iteration that has just ended is one to repeat.
+
+        `moved` says that something left memory in it: not all policies plan that.
+        """
         if forecast is None:
             return
         same = forecast.trace.key == self._key
@@ -54,6 +57,7 @@ class Rest:
         self._headroom = session.budget - self._most
         if (
             self._equal < _EQUAL
+            or moved
             or self._headroom < 0
             or forecast.plan.any()
             or session.forced

@@ -7,7 +7,9 @@ of every saved tensor, and from both it finds where an iteration begins and ends
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 from types import TracebackType
@@ -17,7 +19,8 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from lowtide import archive
-from lowtide.errors import LowtideError
+from lowtide.errors import BudgetError, LowtideError
+from lowtide.frames import hide_frames
 from lowtide.recorder.dispatch import Recorder
 from lowtide.recorder.storages import StorageTable
 from lowtide.recorder.values import Value
@@ -43,7 +46,7 @@ from lowtide.runtime.steward import Steward
 from lowtide.runtime.verify import Verifier
 from lowtide.scheduler.director import RULES, Lanes
 from lowtide.scheduler.scheduler import Scheduler
-from lowtide.timeline import Timeline
+from lowtide.timeline import RUNNING, Timeline, outcome_of
 from lowtide.units import format_bytes
 from lowtide.version import VERSION
 
@@ -242,6 +245,7 @@ class Session:
         self.hooks = Hooks(self)
         self.rest = Rest(self)
         self.between = True  # no saved tensor yet in this iteration
+        self._thread = threading.get_ident()  # the one that the budget is in force in
         self._era = 0  # optimizer steps so far
         self._leader: int | None = None  # the optimizer whose steps count
         self.counter.reset_peak()
@@ -270,6 +274,8 @@ class Session:
         global _active
         if self.recorder.enabled:
             self._finish_iteration()
+        if error is not None:
+            hide_frames(error)
         self.live = False
         _active = None
         torch.autograd.graph.disable_saved_tensors_hooks = self._disable
@@ -278,13 +284,21 @@ class Session:
         self.recorder.detach()
         if not self.recorder.enabled:
             return  # a forked child: nothing here is its own
-        self._summary = self.account.timeline()
+        self._summary = self.account.timeline(outcome_of(error))
         self._settle(failed=kind is not None)
         if self.pool is not None:
             self.pool.close()
         self.counter.trim()
         if kind is None:
-            self.steward.give_up(ended=True)
+            try:
+                self.steward.give_up(ended=True)
+            except BudgetError as shortage:
+                self._summary = replace(
+                    self._summary,
+                    outcome=outcome_of(shortage),
+                    smallest_bytes=self.steward.smallest,
+                )
+                raise
 
     def _settle(self, *, failed: bool) -> None:
         """Leave graphs that outlive the session whole.
@@ -346,11 +360,14 @@ class Session:
 
     def note_operator(self, func: Any, seconds: float, live: int, need: int) -> None:
         """An operator has run."""
+        ledger, ops = self.ledger, self.iterations.ops
+        arriving = ledger.arriving  # is in memory already, though not of use yet
+        absent = ledger.absent - arriving
+        self.account.reached(live + need + absent)
         if self.between:
             return
         self.rest.ran(func, live, need)
-        ledger, ops = self.ledger, self.iterations.ops
-        ops.append((seconds, live, need, ledger.managed, ledger.absent))
+        ops.append((seconds, live, need, ledger.managed + arriving, absent))
         if len(ops) > _LONGEST:
             self._finish_iteration()
 
@@ -367,6 +384,9 @@ class Session:
 
     def _optimizer_stepped(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if not self.live or not self.recorder.enabled:
+            return
+        if threading.get_ident() != self._thread:
+            self.account.elsewhere = True
             return
         if self._leader is None:
             self._leader = id(optimizer)
@@ -423,21 +443,22 @@ class Session:
         forecast = self.iterations.finish()
         planning -= self.iterations.plan_seconds
         self.ledger.deciding += perf_counter() - start + planning
+        moved = self.account.iteration(whole=forecast is not None)
         if forecast is not None:
-            self.account.iteration(forecast.trace.plain_peak_bytes)
             odd = self.followed.judge(forecast.told) if self.followed else None
             if odd is not None:
                 self.ledger.complain("plan", odd)
-            if self.iterations.finished >= _VERIFIED and self.ledger.verifier:
-                self.ledger.verifier.enabled = False
-        self.rest.consider(forecast)
+        verifier = self.ledger.verifier
+        if verifier is not None and self.iterations.finished >= _VERIFIED:
+            verifier.enabled = False
+        self.rest.consider(forecast, moved=moved)
         self.iterations.begin(self.counter.live.value)
 
     # -- report -----------------------------------------------------------------
 
     def report(self) -> Timeline:
         """Return what happened so far."""
-        return self.account.timeline() if self.live else self._summary
+        return self.account.timeline(RUNNING) if self.live else self._summary
 
     def save_plan(self, path: str | os.PathLike[str]) -> None:
         """Write what was learnt, for the `plan=` of a later run within this budget.

@@ -167,6 +167,13 @@ def _compiler() -> Sequence[str]:
     chosen = os.environ.get("CXX", "").split()
     for command in (chosen, *([name] for name in _COMPILERS)):
         if command and shutil.which(command[0]):
+            if chosen and command is not chosen:
+                print(
+                    f"lowtide: $CXX names {chosen[0]!r}, which is not there; "
+                    f"using {command[0]}",
+                    file=sys.stderr,
+                    flush=True,
+                )
             return command
     asked = f"$CXX ({chosen[0]}), " if chosen else ""
     raise NoShimError(f"there is no C++ compiler: tried {asked}{', '.join(_COMPILERS)}")

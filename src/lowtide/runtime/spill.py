@@ -14,10 +14,10 @@ a bounce buffer piece by piece.
 import ctypes
 import errno
 import fcntl
+import logging
 import mmap
 import os
 import secrets
-import warnings
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -25,6 +25,8 @@ from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 from lowtide.errors import SpillError
+
+_log = logging.getLogger("lowtide")
 
 Bytes: TypeAlias = int
 Address: TypeAlias = int
@@ -241,11 +243,11 @@ def whole_pages(n_bytes: Bytes) -> Bytes:
     return -(-n_bytes // PAGE) * PAGE
 
 
-def spill_directory(directory: Path | None) -> Path:
+def spill_directory(directory: Path | None, *, warn: bool = True) -> Path:
     """Choose where to spill: as asked, or the first place that is really a disk.
 
     Looks at $LOWTIDE_SPILL_DIR, which counts as asked, then at $TMPDIR, /var/tmp and
-    the current directory. Warns when what was asked for lies in memory.
+    the current directory. Warns, if so wished, when what was asked for lies in memory.
 
     Raises:
         SpillError: nothing was asked for, and no place will do.
@@ -254,9 +256,8 @@ def spill_directory(directory: Path | None) -> Path:
     asked = directory or (Path(named) if named else None)
     if asked is not None:
         kind = memory_file_system(asked)
-        if kind:
-            message = IN_MEMORY.format(directory=asked, kind=kind)
-            warnings.warn(message, RuntimeWarning, stacklevel=3)
+        if kind and warn:
+            _log.warning("lowtide: %s", IN_MEMORY.format(directory=asked, kind=kind))
         return asked
     temporary = os.environ.get("TMPDIR")
     places = [Path(temporary)] if temporary else []

@@ -55,6 +55,7 @@ class Steward:
         self.floor_operator = ""
         self.overrun = False  # measuring on although an operator did not fit
         self._failed = False  # a BudgetError is on its way out
+        self._measured = False  # steps were run to their end beyond the budget
         self.needs: dict[Signature, int] = {}
         self.largest_need = 0
         self._need = 0  # of the operator about to run
@@ -267,7 +268,7 @@ class Steward:
         if not self.overrun or not (ended or self.session.account.steps >= _LEARNING):
             return
         self.overrun = False
-        self._failed = True
+        self._failed = self._measured = True
         raise BudgetError(
             budget_bytes=self.budget,
             operator=self.floor_operator,
@@ -281,7 +282,12 @@ class Steward:
 
     @property
     def smallest(self) -> int:
-        """The smallest budget that works, as far as seen; 0 while unknown."""
+        """The smallest budget that works; 0 while unknown.
+
+        One operator that did not fit says nothing of those after it.
+        """
+        if not (self._measured or self.session.measure_floor):
+            return 0
         return int(self.floor * _MARGIN) + _SLACK if self.floor else 0
 
 

@@ -87,7 +87,15 @@ class Lineage:
         return len(self._nodes)
 
     def clear(self) -> None:
-        """Forget everything: nothing of the iteration is left."""
+        """Forget everything: nothing of the iteration is left.
+
+        Nodes refer to each other in circles, and to operators, whose random states are
+        memory; so the circles are broken.
+        """
+        for node in self._nodes.values():
+            node.parents.clear()
+            node.children.clear()
+            node.component = None
         self._nodes.clear()
         self._evicted.clear()
 
