@@ -30,7 +30,7 @@ class Account:
         self.plain_peak = 0
         self.static = 0
         self.moved = False  # anything ever left memory
-        self.elsewhere = False  # an optimizer stepped in another thread
+        self.elsewhere = False  # an optimizer or backward ran in another thread
         self._step_ends: list[float] = []
         self._totals: dict[str, float] = {}
         self._marks = (0.0, 0.0, 0.0)
@@ -187,8 +187,8 @@ class Account:
             notes += self.session.lane.remarks()
         if self.elsewhere:
             notes.append(
-                "a thread that the program started has trained too: that ran as it "
-                "would without lowtide, and nothing of it left memory"
+                "a thread that the program started has trained, or run backward: what "
+                "runs there is computed as ever, but takes what memory it needs"
             )
         misjudged = self.session.steward.misjudged
         if misjudged:

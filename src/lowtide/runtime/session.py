@@ -352,6 +352,8 @@ class Session:
 
     def note_use(self, value: Value) -> None:
         """Autograd asks for a value."""
+        if self.device_type == "cpu" and threading.get_ident() != self._thread:
+            self.account.elsewhere = True  # on a device autograd has its own threads
         if self.live and self.iterations.used == 0:
             self.account.classify()
         self.iterations.use(value, self.recorder.index)
