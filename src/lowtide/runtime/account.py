@@ -176,7 +176,8 @@ class Account:
 
     def _note_last_peak(self) -> None:
         peak = int(self.session.counter.peak.value)
-        if self.first_peak == 0 or self.steps == 0:
+        only_one = self.steps == 1 and self.session.iterations.finished <= 1
+        if self.first_peak == 0 or self.steps == 0 or only_one:
             self.first_peak = max(self.first_peak, peak)
         else:
             self.later_peak = max(self.later_peak, peak)
