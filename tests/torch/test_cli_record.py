@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from lowtide import archive
+from lowtide.cli.scripts import Script
 from lowtide.trace import Graph
 
 TRAIN = """
@@ -174,3 +175,19 @@ def test_a_file_is_not_written_over(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "--force" in done.stderr
     assert (tmp_path / "train.tide").read_text() == "precious"
+
+
+def test_a_script_that_puts_nothing_on_a_gpu_is_planned_as_if_it_did(
+    tmp_path: Path,
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import torch\n"
+        "net = torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(6)])\n"
+        "for _ in range(4):\n"
+        "    net(torch.ones(4096, 64)).exp().sum().backward()\n"
+    )
+    here = Script(str(script), (), is_module=False, gpu="rtx4090").record(None)
+    assert (here.versions["held"] >= 0).any()
+    assert here.plain_peak_bytes > 6 * 4096 * 64 * 4
+    assert 0 < here.seconds < 0.01  # as fast as the card

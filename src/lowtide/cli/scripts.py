@@ -18,6 +18,7 @@ import typer
 from numpy.typing import NDArray
 
 from lowtide import archive
+from lowtide.cli.subject import find_target
 from lowtide.errors import LowtideError
 from lowtide.trace import Graph
 
@@ -58,10 +59,18 @@ class Script:
         return self._known[key]
 
     def _record(self, batch: int | None) -> Graph:
+        graph = self._run(batch, ("--gpu", self.gpu))
+        if (graph.versions["held"] >= 0).any():
+            return graph
+        # It trains beside the card: what it does is planned as if it were on it.
+        self.progress(f"{Path(self.target).name} puts nothing on a GPU: as if it did")
+        return find_target(self.gpu, "float32").place(self._run(batch, ()))
+
+    def _run(self, batch: int | None, device: tuple[str, ...]) -> Graph:
         with tempfile.TemporaryDirectory(prefix="lowtide-") as folder:
             output = Path(folder) / "step.tide"
             command = [sys.executable, "-m", "lowtide", "record", "--fake"]
-            command += ["--gpu", self.gpu, "-o", str(output)]
+            command += [*device, "-o", str(output)]
             if batch is not None:
                 command += ["--batch", str(batch)]
             command += [*(["-m"] if self.is_module else []), self.target, *self.args]
