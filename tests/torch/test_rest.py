@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from lowtide.errors import BudgetError
+from lowtide.recorder.key import observe_with, stop_observing
 from lowtide.runtime import allocator
 from lowtide.runtime.session import Session
 from tests.compare import seed_everything
@@ -70,6 +71,44 @@ def test_equal_iterations_that_fit_are_not_watched_any_more() -> None:
     with Session("1GiB") as session:
         losses([BATCH] * 4)
         assert session.recorder.serial == operators  # lineage ends where rest begins
+
+
+def test_gradients_are_added_up_in_place_while_watched_too() -> None:
+    """A storage that has a Python object is no longer autograd's alone."""
+    plain: list[str] = []
+    watched: list[str] = []
+
+    def step() -> None:
+        x = torch.ones(64, 64, requires_grad=True) * 2
+        (x * x.tanh() + x.pow(3) + x.sin()).sum().backward()
+
+    def note(into: list[str], func: Any) -> None:
+        if func.name().startswith("aten::add"):
+            into.append(func.name())
+
+    def observe(func: Any, facts: Any, args: Any, kwargs: Any) -> Any:
+        note(plain, func)
+        return func(*args, **kwargs)
+
+    observe_with(observe)
+    try:
+        step()
+    finally:
+        stop_observing()
+    assert plain.count("aten::add_.Tensor") >= 2
+    seen = []
+    with Session("1GiB") as session:
+        own = session.recorder.listener.before
+        session.recorder.listener.before = lambda func, args, kwargs: (
+            note(watched, func),
+            own(func, args, kwargs),
+        )[1]
+        for _ in range(LEARNING + 4):
+            step()
+            session.step()
+            seen.append(resting(session))
+    assert watched[: len(plain)] == plain
+    assert all(seen[LEARNING:])
 
 
 def test_other_shapes_in_turn_are_always_watched() -> None:

@@ -13,6 +13,11 @@ import torch
 
 from lowtide.recorder.values import Value
 
+# Which storage a tensor has: what `tensor.untyped_storage()._cdata` says, but without a
+# Python object for the storage. Such an object counts as an owner for as long as the
+# storage lives, and autograd adds gradients up in place only where there is one owner.
+storage_key = torch._C._storage_address  # type: ignore[attr-defined]
+
 
 class StorageTable:
     """The current value of every storage seen, keyed by the living storage object."""
@@ -27,15 +32,12 @@ class StorageTable:
 
     def lookup(self, tensor: torch.Tensor) -> Value | None:
         """Return the current value of a tensor's storage, None where unknown."""
-        return self._values.get(tensor.untyped_storage()._cdata)
+        return self._values.get(storage_key(tensor))
 
     def value_of(self, tensor: torch.Tensor) -> Value:
         """Return the current value, adopting the storage as a source when unknown."""
-        storage = tensor.untyped_storage()
-        value = self._values.get(storage._cdata)
-        if value is None:
-            value = self.begin(storage)
-        return value
+        value = self.lookup(tensor)
+        return self.begin(tensor.untyped_storage()) if value is None else value
 
     def begin(self, storage: torch.UntypedStorage) -> Value:
         """Begin a new value of a storage (its first, or after a write)."""
@@ -75,7 +77,7 @@ class StorageTable:
 
     def end(self, tensor: torch.Tensor) -> None:
         """Forget the current value of a storage: it has changed in a way unseen."""
-        key = tensor.untyped_storage()._cdata
+        key = storage_key(tensor)
         old = self._values.get(key)
         if old is not None:
             old.reference = None
