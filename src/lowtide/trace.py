@@ -55,12 +55,23 @@ class Trace:
     key: int  # hash of the sequence of saved values
 
     @property
+    def plain_bytes(self) -> NDArray[np.int64]:
+        """Bytes each operator would have met and needed had nothing left memory."""
+        ops = self.ops
+        plain: NDArray[np.int64] = ops["live"] + ops["absent"] + ops["need"]
+        return plain
+
+    @property
+    def other_bytes(self) -> NDArray[np.int64]:
+        """Bytes that each operator meets and needs beside saved tensors."""
+        ops = self.ops
+        others: NDArray[np.int64] = ops["live"] - ops["managed"] + ops["need"]
+        return others
+
+    @property
     def plain_peak_bytes(self) -> int:
         """Peak live bytes of this iteration had nothing left memory."""
-        if len(self.ops) == 0:
-            return 0
-        ops = self.ops
-        return int((ops["live"] + ops["absent"] + ops["need"]).max())
+        return int(self.plain_bytes.max(initial=0))
 
     @property
     def seconds(self) -> float:

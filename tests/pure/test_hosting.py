@@ -6,7 +6,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from lowtide.elsewhere.contest import HOSTING, Contest, run_policy
+from lowtide.elsewhere.contest import HOSTING, Contest
 from lowtide.elsewhere.retime import lanes_of, retime
 from lowtide.hardware import CATALOGUE
 from lowtide.scheduler.director import Lanes
@@ -56,7 +56,7 @@ def test_what_is_away_is_not_there_while_it_is_used() -> None:
 def test_nothing_is_lost_on_the_way(part: float) -> None:
     hosted = host(GPT, hostable(GPT), LANES)
     budget = int(part * GPT.plain_peak_bytes)
-    outcome = run_policy(GPT, "auto", budget, LANES, hosted=hosted)
+    outcome = simulate(GPT, "auto", budget, LANES, hosted=hosted)
     assert outcome.fits
     assert outcome.final_bytes == outcome.counted_bytes
     assert outcome.peak_bytes <= budget

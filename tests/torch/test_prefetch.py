@@ -28,10 +28,10 @@ def swapped(nbytes: int, slot: int) -> Any:
     )
 
 
-def trace(values: list[Any]) -> Trace:
+def trace(values: list[Any], load: int) -> Trace:
     """Make an iteration whose operators take a hundredth of a second each."""
     ops = np.zeros(USE + 2, OPS)
-    ops["seconds"] = 0.01
+    ops["seconds"], ops["live"] = 0.01, load
     return Trace(ops, np.zeros(len(values), VALUES), 1)
 
 
@@ -40,9 +40,8 @@ def iterations_with(values: list[Any], reads: list[int], load: int) -> Iteration
     iterations = Iterations(BUDGET, Lanes(1e9, 1e9), RULES["auto"])
     iterations.slots = values
     iterations.forecast = Forecast(
-        trace=trace(values),
+        trace=trace(values, load),
         base=0,
-        load=np.full(USE + 2, load, np.int64),
         frontier=None,  # type: ignore[arg-type]
         told=[],
         reads=np.array(reads, np.int32),

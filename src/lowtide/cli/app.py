@@ -17,6 +17,7 @@ from lowtide.cli import (
     show,
     simulate,
 )
+from lowtide.cli.target import CONTEXT
 
 app = typer.Typer(
     name="lowtide",
@@ -26,8 +27,8 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("run", context_settings=run.CONTEXT)(run.run)
-app.command("record", context_settings=record.CONTEXT)(record.record)
+app.command("run", context_settings=CONTEXT)(run.run)
+app.command("record", context_settings=CONTEXT)(record.record)
 app.command("show")(show.show)
 app.command("pool")(pool.pool)
 app.command("plan")(plan.plan)

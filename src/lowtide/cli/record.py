@@ -15,7 +15,8 @@ import typer
 import lowtide
 from lowtide import archive
 from lowtide.cli.program import ProgramError, load_program
-from lowtide.cli.run import raise_as_python
+from lowtide.cli.run import EXIT_USAGE, raise_as_python
+from lowtide.cli.target import ArgsArgument, ModuleOption, TargetArgument
 from lowtide.errors import LowtideError
 from lowtide.frames import hide_frames
 from lowtide.hardware import find_hardware
@@ -26,11 +27,7 @@ if TYPE_CHECKING:
     from lowtide.runtime.recording import Recorded
 
 EXIT_NOTHING = 1
-EXIT_USAGE = 2
 BATCH = "{batch}"
-
-# Options after SCRIPT belong to the script, as they do with `python`.
-CONTEXT = {"allow_interspersed_args": False, "help_option_names": ["-h", "--help"]}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,13 +46,8 @@ class Request:
 
 def record(
     context: typer.Context,
-    target: Annotated[
-        str, typer.Argument(metavar="SCRIPT|-m MODULE", help="What to run.")
-    ],
-    args: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="ARGS", help="Arguments of the script."),
-    ] = None,
+    target: TargetArgument,
+    args: ArgsArgument = None,
     *,
     output: Annotated[
         Path, typer.Option("-o", "--output", metavar="FILE.tide", help="What to write.")
@@ -92,9 +84,7 @@ def record(
     force: Annotated[
         bool, typer.Option("--force", help="Write over a file that is there.")
     ] = False,
-    is_module: Annotated[
-        bool, typer.Option("-m", help="Run a module, as `python -m` does.")
-    ] = False,
+    is_module: ModuleOption = False,
 ) -> None:
     """Record one training iteration of an unmodified PyTorch script.
 

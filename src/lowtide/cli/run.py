@@ -18,6 +18,7 @@ from rich.console import Console
 
 from lowtide.cli.program import Program, ProgramError, load_program
 from lowtide.cli.progress import ProgressLine
+from lowtide.cli.target import ArgsArgument, ModuleOption, TargetArgument
 from lowtide.errors import BudgetError, LowtideError, SizeError
 from lowtide.frames import SHOW_ALL, hide_frames
 from lowtide.reports.text import render
@@ -27,9 +28,6 @@ from lowtide.units import parse_bytes
 
 EXIT_USAGE = 2
 EXIT_BUDGET = 3
-
-# Options after SCRIPT belong to the script, as they do with `python`.
-CONTEXT = {"allow_interspersed_args": False, "help_option_names": ["-h", "--help"]}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,13 +72,8 @@ class RunningSession(Protocol):
 
 def run(
     context: typer.Context,
-    target: Annotated[
-        str, typer.Argument(metavar="SCRIPT|-m MODULE", help="What to run.")
-    ],
-    args: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="ARGS", help="Arguments of the script."),
-    ] = None,
+    target: TargetArgument,
+    args: ArgsArgument = None,
     *,
     budget: Annotated[
         str,
@@ -146,9 +139,7 @@ def run(
             metavar="FILE.tide", help="Write what was learnt, for --plan of later runs."
         ),
     ] = None,
-    is_module: Annotated[
-        bool, typer.Option("-m", help="Run a module, as `python -m` does.")
-    ] = False,
+    is_module: ModuleOption = False,
 ) -> None:
     """Train an unmodified PyTorch script within a memory budget.
 

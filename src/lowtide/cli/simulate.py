@@ -25,7 +25,7 @@ from lowtide.cli.subject import (
     read_budget,
     read_graph,
 )
-from lowtide.elsewhere.contest import AUTO, Contest, Result, run_policy
+from lowtide.elsewhere.contest import AUTO, Contest, Result
 from lowtide.elsewhere.curve import point_of
 from lowtide.elsewhere.retime import lanes_of, usable_bytes
 from lowtide.errors import LowtideError
@@ -33,6 +33,7 @@ from lowtide.planner.pool import BLOCK, Search, place_blocks
 from lowtide.reports.pools import ModelFootprint
 from lowtide.reports.simulations import SimulationReport, render_simulation
 from lowtide.scheduler.director import RULES
+from lowtide.simulator import simulator
 from lowtide.simulator.caching import MODELS, simulate_allocator
 from lowtide.simulator.watch import Watch
 from lowtide.trace import Graph
@@ -107,7 +108,7 @@ def simulate_graph(
     else:
         runs, plan = policy, contest.plan_for(policy, budget)
     watch = Watch()
-    outcome = run_policy(graph, runs, budget, lanes, plan, watch)
+    outcome = simulator.simulate(graph, runs, budget, lanes, plan=plan, watch=watch)
     result = Result(outcome, result.found_by if policy == AUTO else policy, runs, plan)
     point = point_of(graph, budget, result)
     say("asking the allocators", 2, 4)

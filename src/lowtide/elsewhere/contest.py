@@ -29,7 +29,6 @@ from lowtide.scheduler.scheduler import DROP
 from lowtide.simulator.forecast import forecast, managed_versions, parents_of
 from lowtide.simulator.hosting import Hosted, host, hostable
 from lowtide.simulator.simulator import Outcome, planned_budget, simulate
-from lowtide.simulator.watch import Watch
 from lowtide.trace import Graph
 
 AUTO, KEEPING = "auto", "keep"
@@ -58,21 +57,6 @@ class Result:
     ran: str  # the policy that the simulator ran
     plan: Codes | None  # what `auto` followed; None: a policy ran itself
     hosted: Hosted | None = None  # what lives on the host
-
-
-def run_policy(
-    graph: Graph,
-    policy: str,
-    budget_bytes: int,
-    lanes: Lanes,
-    plan: Codes | None = None,
-    watch: Watch | None = None,
-    hosted: Hosted | None = None,
-) -> Outcome:
-    """Run a policy, following a plan where it has one."""
-    return simulate(
-        graph, policy, budget_bytes, lanes, plan=plan, watch=watch, hosted=hosted
-    )
 
 
 class Contest:
@@ -189,8 +173,8 @@ class Contest:
             for aim in _AIMS[1:]:
                 found = frontier.at(planned_budget(self.graph, int(aim * budget)))
                 plan = Codes(found.codes, found.reads)
-                outcome = run_policy(
-                    self.graph, AUTO, budget, self.lanes, plan, hosted=hosted
+                outcome = simulate(
+                    self.graph, AUTO, budget, self.lanes, plan=plan, hosted=hosted
                 )
                 yield Result(outcome, HOSTING, AUTO, plan, hosted)
 

@@ -87,7 +87,7 @@ class Timetable:
         lineage = lineage or Lineage.none(len(trace.values))
         ops, values = trace.ops, trace.values
         self.n_values = len(values)
-        self.plain = (ops["live"] + ops["absent"] + ops["need"]).astype(np.int64)
+        self.plain = trace.plain_bytes.astype(np.int64)
         last = len(ops)
         uses = values["first_use"]
         start = np.minimum(values["saved"] + 1, last).astype(np.int32)
@@ -158,6 +158,5 @@ def _replay_room(trace: Trace) -> NDArray[np.int64]:
     ops, values = trace.ops, trace.values
     if len(ops) == 0:
         return np.zeros(len(values), np.int64)
-    others = ops["live"] - ops["managed"] + ops["need"]
-    at_use = others[np.clip(values["first_use"], 0, len(ops) - 1)]
+    at_use = trace.other_bytes[np.clip(values["first_use"], 0, len(ops) - 1)]
     return np.asarray(at_use + values["scratch"], np.int64)

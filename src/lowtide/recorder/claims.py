@@ -26,7 +26,9 @@ import torch.nn.functional as F
 from torch.utils.data import DataLoader
 
 from lowtide.hardware import Hardware
+from lowtide.recorder.arguments import tensors_in
 from lowtide.recorder.autocasts import wide_operators
+from lowtide.recorder.storages import storage_key
 
 _CUDA = torch.device("cuda", 0)
 _CPU = torch.device("cpu")
@@ -54,15 +56,15 @@ class Claims:
 
     def hold(self, tensor: torch.Tensor) -> bool:
         """Say whether a tensor is said to lie on the device."""
-        return tensor.untyped_storage()._cdata in self._claimed
+        return storage_key(tensor) in self._claimed
 
     def claim(self, result: Any, known: set[int]) -> None:
         """Say from now on that a result lies there, unless its storage is known."""
         claimed = self._claimed
         for tensor in _plain(result):
-            storage = tensor.untyped_storage()
-            key = storage._cdata
+            key = storage_key(tensor)
             if key not in claimed and key not in known:
+                storage = tensor.untyped_storage()
                 claimed[key] = weakref.ref(storage, partial(_forget, claimed, key))
 
     def target(self, args: Any, kwargs: Keywords) -> tuple[bool, Any, Keywords]:
@@ -329,17 +331,12 @@ def _autocast_on_cpu(make: Any) -> Any:
 
 
 def _plain(argument: Any) -> Iterator[torch.Tensor]:
-    if isinstance(argument, torch.Tensor):
-        if argument.layout is torch.strided:
-            yield argument
-    elif isinstance(argument, (list, tuple)):
-        for item in argument:
-            yield from _plain(item)
+    return (t for t in tensors_in(argument) if t.layout is torch.strided)
 
 
 def storages_of(argument: Any) -> set[int]:
     """Collect the storages of all tensors among arguments."""
-    return {tensor.untyped_storage()._cdata for tensor in _plain(argument)}
+    return {storage_key(tensor) for tensor in _plain(argument)}
 
 
 def _forget(claimed: dict[int, Any], key: int, _: object) -> None:

@@ -7,12 +7,12 @@ memory traffic by the tensors that go in and out.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 
 from lowtide.hardware import Hardware
+from lowtide.recorder.arguments import tensors_in
 from lowtide.recorder.infer import ALIASES
 from lowtide.recorder.schemas import Facts
 
@@ -69,15 +69,6 @@ class Costs:
             n_bytes = 0
         kind = kind_of(facts.name)
         return self.hardware.seconds(flops, n_bytes, dtype, kind)
-
-
-def tensors_in(argument: Any) -> Iterator[torch.Tensor]:
-    """Yield the tensors among arguments or results, at any depth."""
-    if isinstance(argument, torch.Tensor):
-        yield argument
-    elif isinstance(argument, (list, tuple)):
-        for item in argument:
-            yield from tensors_in(item)
 
 
 def _n_bytes(tensor: torch.Tensor) -> Bytes:

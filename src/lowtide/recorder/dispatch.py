@@ -21,6 +21,7 @@ from typing import Any, Protocol
 
 import torch
 
+from lowtide.recorder.arguments import written_by
 from lowtide.recorder.exports import SHARED, Exports
 from lowtide.recorder.key import observe_with, stop_observing, unseen
 from lowtide.recorder.schemas import Facts
@@ -294,14 +295,8 @@ class Recorder:
             return []
         if facts.running_statistics is not None and not _trains(facts, args):
             return []
-        written: list[torch.Tensor] = []
-        for position in facts.writes:
-            if position < len(args):
-                _collect(args[position], written)
-        for name in facts.writes_named:
-            _collect(kwargs.get(name), written)
         known: list[torch.Tensor] = []
-        for tensor in written:
+        for tensor in written_by(facts, args, kwargs):
             try:
                 value = self.table.lookup(tensor)
             except (NotImplementedError, RuntimeError):
@@ -336,13 +331,6 @@ def _covers_its_storage(tensor: Any) -> bool:
                 return False
             expected *= size
     return True
-
-
-def _collect(argument: Any, into: list[torch.Tensor]) -> None:
-    if isinstance(argument, torch.Tensor):
-        into.append(argument)
-    elif isinstance(argument, (list, tuple)):
-        into.extend(item for item in argument if isinstance(item, torch.Tensor))
 
 
 def _trains(facts: Facts, args: Any) -> bool:

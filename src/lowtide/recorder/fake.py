@@ -23,10 +23,12 @@ from typing import Any
 
 import torch
 
+from lowtide.recorder.arguments import tensors_in, written_by
 from lowtide.recorder.dispatch import is_plain
 from lowtide.recorder.hollow import hollow_memory
 from lowtide.recorder.infer import ALIASES, Alias, Inference, New, Shape, Unknown
 from lowtide.recorder.schemas import Facts
+from lowtide.recorder.storages import storage_key
 
 _COMPUTED = 1 << 16  # bytes of numbers up to which an operator is computed
 _INDICES = 1 << 24  # the same of integers and truth values, which decide shapes
@@ -58,7 +60,7 @@ class FakeKernels:
 
     def perform(self, func: Any, facts: Facts, args: Any, kwargs: Any) -> Any:
         """Do what an operator does to metadata, and what it computes if it is small."""
-        tensors = list(_tensors((args, tuple(kwargs.values()))))
+        tensors = list(tensors_in((args, tuple(kwargs.values()))))
         if not all(is_plain(tensor, "cpu") for tensor in tensors):
             return func(*args, **kwargs)  # sparse, quantized, or somebody's own fakes
         hollow = [self._memory.holds(tensor) for tensor in tensors]
@@ -68,10 +70,8 @@ class FakeKernels:
             return self._rebind(func, facts, args, kwargs)
         real = not any(hollow) and all(map(_is_small, tensors))
         if real and self._protected:
-            written = _written(facts, args, kwargs)
-            real = not any(
-                t.untyped_storage()._cdata in self._protected for t in written
-            )
+            written = written_by(facts, args, kwargs)
+            real = not any(storage_key(t) in self._protected for t in written)
         if facts.writes and not facts.writes_named and _returns_written(func):
             return func(*args, **kwargs) if real else _results_written(func, args)
         if not real:
@@ -238,14 +238,6 @@ def _forget(protected: dict[int, Any], key: int, _: object) -> None:
     protected.pop(key, None)
 
 
-def _tensors(argument: Any) -> Iterator[torch.Tensor]:
-    if isinstance(argument, torch.Tensor):
-        yield argument
-    elif isinstance(argument, (list, tuple)):
-        for item in argument:
-            yield from _tensors(item)
-
-
 def _news(shape: Shape) -> Iterator[New]:
     if isinstance(shape, New):
         yield shape
@@ -262,14 +254,6 @@ def _is_small(thing: torch.Tensor | New) -> bool:
         n_bytes = thing.numel() * thing.element_size()
     number = thing.dtype.is_floating_point or thing.dtype.is_complex
     return n_bytes <= (_COMPUTED if number else _INDICES)
-
-
-def _written(facts: Facts, args: Any, kwargs: Any) -> Iterator[torch.Tensor]:
-    for position in facts.writes:
-        if position < len(args):
-            yield from _tensors(args[position])
-    for name in facts.writes_named:
-        yield from _tensors(kwargs.get(name))
 
 
 def _returns_written(func: Any) -> bool:

@@ -13,8 +13,9 @@ from typing import Any
 import torch
 
 from lowtide.errors import LowtideError
+from lowtide.recorder.arguments import tensors_in
 from lowtide.recorder.claims import Claims, storages_of
-from lowtide.recorder.costs import Costs, tensors_in
+from lowtide.recorder.costs import Costs
 from lowtide.recorder.dispatch import is_plain
 from lowtide.recorder.fake import FakeKernels
 from lowtide.recorder.graph import GraphListener

@@ -16,10 +16,11 @@ import numpy as np
 import torch
 
 from lowtide.errors import LowtideError
+from lowtide.recorder.arguments import tensors_in, written_by
 from lowtide.recorder.dispatch import Recorder, is_plain
 from lowtide.recorder.key import observed
 from lowtide.recorder.schemas import facts_of
-from lowtide.recorder.storages import StorageTable
+from lowtide.recorder.storages import StorageTable, storage_key
 from lowtide.recorder.values import Value
 from lowtide.recorder.work import count_flops
 from lowtide.trace import ACCESSES, OPERATORS, SAVES, VERSIONS, Graph
@@ -182,14 +183,12 @@ class GraphListener:
             if tensor is not blank
         }
         self.reads += [(position, version) for version in sorted(seen)]
-        written = [args[i] for i in facts.writes if i < len(args)]
-        written += [kwargs[name] for name in facts.writes_named if name in kwargs]
         live = 0
         if self.meter is not None:
             live = self.meter.op_peak.value = self.meter.live.value
         return (
             live,
-            list(self._tensors(written)),
+            list(filter(self.counts, written_by(facts, args, kwargs))),
             partial(count_flops, func, args, kwargs),
         )
 
@@ -209,7 +208,7 @@ class GraphListener:
                 self.versions[old].dead = len(self.operators)
                 self._begin(tensor, reuses=old)
         for tensor in self._tensors(result):
-            if tensor.untyped_storage()._cdata not in self._current:
+            if storage_key(tensor) not in self._current:
                 self._begin(tensor)
         return need
 
@@ -218,18 +217,13 @@ class GraphListener:
 
     def _tensors(self, argument: Any) -> Iterator[torch.Tensor]:
         """Yield the tensors that values can describe, at any depth."""
-        if isinstance(argument, torch.Tensor):
-            if self.counts(argument):
-                yield argument
-        elif isinstance(argument, (list, tuple)):
-            for item in argument:
-                yield from self._tensors(item)
+        return filter(self.counts, tensors_in(argument))
 
     # -- versions -------------------------------------------------------------------
 
     def _version_of(self, tensor: torch.Tensor) -> int:
         """Return the current version of a storage; unknown ones were there before."""
-        version = self._current.get(tensor.untyped_storage()._cdata)
+        version = self._current.get(storage_key(tensor))
         if version is None:
             version = self._begin(tensor, source=True)
         return version

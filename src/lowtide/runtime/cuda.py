@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from lowtide.recorder.arguments import tensors_in
 from lowtide.recorder.key import quiet
 from lowtide.runtime.hostjobs import Event
 from lowtide.runtime.spill import Address, Bytes
@@ -258,7 +259,7 @@ class AcceleratorClock:
 
     def __call__(self, func: Any, result: Any, seconds: float) -> float:
         """Return an operator's time on the device, given what its call took."""
-        key = (func, _elements(result))
+        key = (func, sum(t.numel() for t in tensors_in(result)))
         times, shortest = self._known.get(key, (0, float("inf")))
         if times < _TIMED:
             start = perf_counter()
@@ -266,11 +267,3 @@ class AcceleratorClock:
             shortest = min(shortest, seconds + perf_counter() - start)
             self._known[key] = (times + 1, shortest)
         return shortest
-
-
-def _elements(result: Any) -> int:
-    if isinstance(result, torch.Tensor):
-        return result.numel()
-    if isinstance(result, (tuple, list)):
-        return sum(_elements(item) for item in result)
-    return 0

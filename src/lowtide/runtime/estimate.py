@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 
+from lowtide.recorder.arguments import tensors_in
 from lowtide.recorder.schemas import facts_of
+from lowtide.recorder.storages import storage_key
 
 # Blocked layouts of convolution kernels hold channels in groups of so many.
 _BLOCK = 16
@@ -52,7 +53,7 @@ def estimate_need(func: Any, args: Any, kwargs: Any) -> tuple[int, int]:
     Workspace, which no schema tells, is judged by the kind of operator and rather too
     large: the measured need replaces it after one run with the same shapes.
     """
-    given = list(_tensors([*args, *kwargs.values()]))
+    given = list(tensors_in([*args, *kwargs.values()]))
     inputs = sum(_bytes_of(t) for t in given)
     try:
         results = _fresh(func, args, kwargs)
@@ -68,9 +69,9 @@ def _fresh(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
     """Return an operator's results that are no argument's, one for each storage."""
     given: list[Any] = [_to_meta(argument) for argument in args]
     named = {name: _to_meta(argument) for name, argument in kwargs.items()}
-    results = _tensors(func(*given, **named))
-    old = {t.untyped_storage()._cdata for t in _tensors([*given, *named.values()])}
-    fresh = {t.untyped_storage()._cdata: t for t in results}
+    results = tensors_in(func(*given, **named))
+    old = {storage_key(t) for t in tensors_in([*given, *named.values()])}
+    fresh = {storage_key(t): t for t in results}
     return [t for key, t in fresh.items() if key not in old]
 
 
@@ -106,15 +107,6 @@ def _convolution_bytes(images: list[torch.Tensor]) -> int:
         return blocked
     kernel = min(images, key=lambda t: t[0, 0].numel())
     return blocked + kernel[0, 0].numel() * max(t.nbytes for t in images)
-
-
-def _tensors(argument: Any) -> Iterator[torch.Tensor]:
-    """Yield the tensors of an argument or result, at any depth."""
-    if isinstance(argument, torch.Tensor):
-        yield argument
-    elif isinstance(argument, (list, tuple)):
-        for item in argument:
-            yield from _tensors(item)
 
 
 def _bytes_of(tensor: torch.Tensor) -> int:

@@ -40,7 +40,6 @@ class Forecast:
 
     trace: Trace
     base: int  # live bytes at its first save
-    load: NDArray[np.int64]  # bytes not managed by us, plus need, per operator
     frontier: Frontier
     told: list[Told]  # of each saved value
     plan: NDArray[np.int8] = field(default_factory=lambda: np.zeros(0, np.int8))
@@ -50,10 +49,12 @@ class Forecast:
     seen: int = 1
     growth: int = 0  # live bytes at the start, above those of the trace
 
+    load: NDArray[np.int64] = field(init=False)  # bytes not managed by us, plus need
     prefixes: list[int] = field(init=False)  # numbers of its beginnings
 
     def __post_init__(self) -> None:
-        """Number its beginnings."""
+        """Sum up its loads, and number its beginnings."""
+        self.load = self.trace.other_bytes
         self.prefixes = prefixes_of([told.number for told in self.told])
 
 
@@ -261,7 +262,6 @@ class Iterations:
             trace=trace,
             frontier=frontier,
             base=self._base,
-            load=(trace.ops["live"] - trace.ops["managed"] + trace.ops["need"]),
             told=self.told,
             seen=1 if known is None else known.seen + 1,
         )
@@ -275,9 +275,7 @@ class Iterations:
         """Plan a remembered iteration for the live bytes at its start."""
         start = perf_counter()
         grown = forecast.growth = base - forecast.base
-        trace = forecast.trace
-        ops = trace.ops
-        whole = int((ops["live"] + ops["absent"] + ops["need"]).max()) + grown
+        whole = forecast.trace.plain_peak_bytes + grown
         # what fits whole is repeated as it was; what is moved needs some leeway
         target = int(self.budget * (1 if whole <= self.budget else _TIGHT)) - grown
         plan = forecast.frontier.at(target)

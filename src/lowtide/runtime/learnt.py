@@ -188,7 +188,6 @@ def _forecasts(
         yield Forecast(
             trace=trace,
             base=int(head["base"]),
-            load=ops[i]["live"] - ops[i]["managed"] + ops[i]["need"],
             frontier=frontier,
             told=told,
             seen=REPLANS,

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lowtide.errors import BudgetError
+from lowtide.recorder.arguments import tensors_in
 from lowtide.recorder.values import Value, replay_now
 from lowtide.runtime.allocator import PythonCounter
 from lowtide.runtime.devices import release_cache
@@ -293,9 +294,6 @@ class Steward:
 
 def _track(counter: PythonCounter, result: Any) -> None:
     """Tell the Python counter of the storages that an operator returned."""
-    if isinstance(result, torch.Tensor):
-        if result.layout is torch.strided and result.device.type == "cpu":
-            counter.track(result.untyped_storage())
-    elif isinstance(result, (tuple, list)):
-        for item in result:
-            _track(counter, item)
+    for tensor in tensors_in(result):
+        if tensor.layout is torch.strided and tensor.device.type == "cpu":
+            counter.track(tensor.untyped_storage())
