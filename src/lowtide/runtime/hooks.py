@@ -69,7 +69,8 @@ class Hooks:
                 raise RuntimeError(_modified(tensor, tensor._version, packed.version))
             return tensor
         saved: Saved = packed.saved
-        if self.session.recorder.resting is None:
+        resting = self.session.recorder.resting is not None
+        if not resting:
             self.session.note_use(packed.value)
             self.session.scheduler.touched(packed.value)
         alias = saved.alias
@@ -77,7 +78,10 @@ class Hooks:
             return self._return(packed)
         if alias._version != saved.version:
             raise RuntimeError(_modified(alias, alias._version, saved.version))
-        return alias
+        if resting:
+            return alias
+        with quiet():  # what is in use shows as held by a tensor of its own
+            return alias.detach()
 
     def _return(self, handle: Handle) -> torch.Tensor:
         value, saved = handle.value, handle.saved
