@@ -34,7 +34,8 @@ from lowtide.hardware import CATALOGUE, Hardware
 from lowtide.history import History
 from lowtide.planner.candidates import CopyCost, Recording
 from lowtide.planner.pool import BLOCK, Pool, Search, place_blocks
-from lowtide.planner.swap import autoswap, without_stall
+from lowtide.planner.swap import autoswap
+from lowtide.planner.unstalled import without_stall
 from lowtide.recorder.files import read_history
 from lowtide.recorder.steady import find_iteration
 from lowtide.simulator.caching import MODELS, simulate_allocator

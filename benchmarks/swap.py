@@ -37,7 +37,8 @@ from lowtide.planner.candidates import (
     READ,
     Recording,
 )
-from lowtide.planner.swap import autoswap, without_stall
+from lowtide.planner.swap import autoswap
+from lowtide.planner.unstalled import without_stall
 from lowtide.recorder.period import find_period, tokens
 
 FIELDS = (

@@ -27,7 +27,8 @@ from lowtide.planner.candidates import (
     rank,
     steady_windows,
 )
-from lowtide.planner.swap import autoswap, select, without_stall
+from lowtide.planner.swap import autoswap, select
+from lowtide.planner.unstalled import without_stall
 from lowtide.planner.weights import Weights, best_weights
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -10,7 +10,7 @@ from lowtide.elsewhere.accesses import copy_cost
 from lowtide.hardware import Hardware
 from lowtide.history import History
 from lowtide.planner.candidates import EVENT, FREE, MALLOC, MUTABLE, READ, Recording
-from lowtide.planner.swap import without_stall
+from lowtide.planner.unstalled import without_stall
 from lowtide.recorder import period as period_of
 from lowtide.recorder import steady
 from lowtide.reports.savings import SavingsReport, Swapped
