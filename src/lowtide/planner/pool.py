@@ -48,7 +48,7 @@ BLOCK = np.dtype(
     ]
 )
 
-DEFAULT_NODES = 1 << 18  # about a second of search at most
+DEFAULT_NODES = 1 << 19  # about a second of search at most
 
 Ints = NDArray[np.int64]
 
