@@ -12,7 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import lowtide
 from lowtide import BudgetError
-from lowtide.runtime import allocator
+from lowtide.recorder.schemas import facts_of
+from lowtide.runtime import allocator, estimate
 from lowtide.runtime.estimate import estimate_need
 
 Step = Callable[[], None]
@@ -140,3 +141,81 @@ def test_the_first_step_keeps_the_smallest_budget(name: str) -> None:
     assert report.swapped_bytes + report.recomputed_bytes > 0
     assert report.first_peak_bytes <= 1.05 * smallest
     assert report.peak_bytes <= smallest
+
+
+def ways_to_call() -> list[tuple[Any, tuple[Any, ...], dict[str, Any]]]:
+    aten = torch.ops.aten
+    a, b, row = torch.randn(6, 5), torch.randn(6, 5), torch.randn(5)
+    half = a.to(torch.bfloat16)
+    cube = torch.randn(3, 6, 5)
+    return [
+        *((op, (a, b), {}) for op in (aten.mul.Tensor, aten.sub.Tensor)),
+        (aten.add.Tensor, (a, row), {"alpha": 2}),
+        (aten.add.Tensor, (a[:, :1], row), {}),
+        (aten.add.Tensor, (torch.randn(0, 5), row), {}),
+        (aten.mul.Tensor, (a, half), {}),
+        (aten.mul.Scalar, (a, 2), {}),
+        (aten.sigmoid.default, (a.t(),), {}),
+        (aten.tanh.default, (row.expand(7, 5),), {}),
+        (aten.tanh_backward.default, (a, b), {}),
+        (aten.gelu_backward.default, (a, b), {}),
+        (aten.threshold_backward.default, (a, b, 0), {}),
+        (aten.where.self, (a > 0, a, b), {}),
+        (aten.gt.Scalar, (a, 0), {}),
+        (aten.isnan.default, (a,), {}),
+        (aten._to_copy.default, (a,), {"dtype": torch.float64}),
+        (aten.add_.Tensor, (a, row), {}),
+        (aten.addcdiv_.default, (a, a, b.abs()), {"value": 2}),
+        (aten.frexp.Tensor, (a,), {}),
+        (aten.complex.default, (a, b), {}),
+        (aten.mm.default, (a, b.t()), {}),
+        (aten.mm.default, (half, half.t()), {}),
+        (aten.addmm.default, (row[:1], a, b.t()), {}),
+        (aten.addmm.default, (row, a, torch.randn(5, 5)), {"beta": 0}),
+        (aten.bmm.default, (cube, cube.mT), {}),
+        (aten.baddbmm.default, (a[0, 0], cube, cube.mT), {}),
+        (aten.mul.out, (a, b), {"out": torch.empty(0)}),
+        (aten._foreach_add.List, ([a, a], [b, b]), {}),
+        (aten.bitwise_not.default, (torch.ones(4, dtype=torch.int),), {}),
+    ]
+
+
+@pytest.mark.parametrize("call", ways_to_call(), ids=lambda call: str(call[0]))
+def test_what_is_estimated_by_sizes_is_what_meta_says(call: Any) -> None:
+    func, args, kwargs = call
+    found = estimate._plainly(func, args, kwargs)
+    assert found is None or found == estimate._on_meta(func, args, kwargs)
+
+
+def test_most_is_estimated_by_sizes() -> None:
+    found = [estimate._plainly(*call) for call in ways_to_call()]
+    assert sum(one is not None for one in found) >= 17
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_every_pointwise_operator_of_floats_keeps_to_its_sizes(dtype: Any) -> None:
+    """Whatever torch calls pointwise: what is said of it is what it returns."""
+    x = torch.rand(4, 3, dtype=dtype) / 2 + 0.25
+    tried, wrong = 0, []
+    for name in dir(torch.ops.aten):
+        packet = getattr(torch.ops.aten, name)
+        for overload in packet.overloads() if hasattr(packet, "overloads") else ():
+            func = getattr(packet, overload)
+            required = [a for a in func._schema.arguments if not a.has_default_value()]
+            if torch.Tag.pointwise not in func.tags or any(
+                str(a.type) not in ("Tensor", "number") for a in required
+            ):
+                continue
+            args = tuple(x if str(a.type) == "Tensor" else 0.5 for a in required)
+            found = estimate._plainly(func, args, {})
+            if found is None or facts_of(func).writes:
+                continue
+            try:
+                result = func(*args)
+            except (RuntimeError, NotImplementedError):
+                continue  # not for these
+            if found[0] != result.untyped_storage().nbytes():
+                wrong.append(str(func))
+            tried += 1
+    assert wrong == []
+    assert tried > 100
