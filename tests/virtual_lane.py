@@ -259,8 +259,8 @@ class VirtualDriver:
         self.lost = 0
         self._streams: dict[str, Mark | None] = {"out": None, "in": None}
 
-    def ready(self) -> Mark:
-        return self._mark([])
+    def ready(self) -> list[Mark]:
+        return [self._mark([])]
 
     def copy_out(
         self, host: int, device: int, n_bytes: int, after: Sequence[Any]

@@ -2,13 +2,14 @@
 """The device adaptor, as far as it goes without a device: a pretended one."""
 
 import types
+from time import sleep
 from typing import Any
 
 import pytest
 import torch
 
 from lowtide.errors import LowtideError, SizeError
-from lowtide.runtime import cuda, devices
+from lowtide.runtime import cuda, devices, replay
 from lowtide.runtime.cuda import (
     AcceleratorClock,
     AcceleratorCounter,
@@ -16,7 +17,17 @@ from lowtide.runtime.cuda import (
 )
 from lowtide.runtime.hostlane import HostLane
 from lowtide.runtime.session import Session
+from lowtide.runtime.streams import Streams
 from tests.pure.blocks import Block
+from tests.torch.regimes import (
+    assert_same,
+    deep,
+    forced,
+    moved_bytes,
+    run_plain,
+    run_under,
+    train,
+)
 
 
 class Event:
@@ -51,6 +62,9 @@ class Stream:
         event = Event()
         event.record(self)
         return event
+
+    def wait_stream(self, other: "Stream") -> None:
+        self.wait_event(other.record_event())
 
     def __enter__(self) -> None:
         pass
@@ -137,15 +151,33 @@ def test_one_peak_serves_for_two() -> None:
 def test_operators_are_timed_until_their_time_is_known() -> None:
     waits: list[int] = []
     clock = AcceleratorClock(lambda: waits.append(1))
+
+    def time(func: str, args: Any, seconds: float) -> float:
+        return clock.end(clock.begin(func, args), seconds)
+
     x = torch.zeros(4)
-    first = clock("exp", x, 500.0)
-    assert first >= 500
-    assert 200 <= clock("exp", (x, None), 200.0) < 500
-    assert 200 <= clock("exp", x, 9e9) < 500
-    assert len(waits) == 2
-    clock("exp", torch.zeros(5), 0.1)
-    clock("sum_", None, 0.1)
-    assert len(waits) == 4
+    assert time("exp", (x,), 500.0) >= 500
+    assert 200 <= time("exp", (x, None), 200.0) < 500
+    assert 200 <= time("exp", (x,), 9e9) < 500
+    assert len(waits) == 4  # before and behind
+    time("exp", (torch.zeros(5),), 0.1)
+    time("sum_", (x,), 0.1)
+    assert len(waits) == 8
+    time("zeros", ([3],), 0.1)
+    time("zeros", ([4],), 0.1)
+    assert len(waits) == 12
+
+
+def test_what_is_queued_before_an_operator_is_not_its_time() -> None:
+    queued = [1]
+
+    def synchronize() -> None:
+        while queued:
+            sleep(0.02)
+            queued.pop()
+
+    clock = AcceleratorClock(synchronize)
+    assert clock.end(clock.begin("exp", (torch.zeros(4),)), 0.0) < 0.02
 
 
 def test_figures_of_devices_other_than_cuda(fake: Any) -> None:
@@ -271,3 +303,145 @@ def test_a_malformed_limit_is_refused() -> None:
 def test_the_disk_is_that_of_the_directory(tmp_path: Any) -> None:
     usage = devices._disk_usage(tmp_path / "not" / "yet")
     assert usage.total == devices._disk_usage(tmp_path).total > 0
+
+
+# Programs on several streams.
+
+
+class Streamed(Streams):
+    """Streams whose device is this process; notes what is asked of it."""
+
+    def __init__(self, module: Any) -> None:
+        super().__init__("cpu")
+        self.module = module
+        self.kept: list[int] = []
+        self.handed: list[int] = []
+
+    def keep(self, storage: torch.UntypedStorage) -> None:
+        self.kept.append(storage.data_ptr())
+
+    def hand_over(self, storage: torch.UntypedStorage) -> None:
+        self.handed.append(storage.data_ptr())
+        super().hand_over(storage)
+
+
+@pytest.fixture
+def recorded(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """List the streams that torch's allocator is told of."""
+    found: list[Any] = []
+    monkeypatch.setattr(
+        torch.Tensor, "record_stream", lambda tensor, stream: found.append(stream)
+    )
+    return found
+
+
+def test_copies_wait_for_every_stream_that_computes(fake: Any) -> None:
+    """A tensor made on one stream is copied while another is current."""
+    driver = AcceleratorDriver("cpu")
+    first, second = fake.now, Stream(None)
+    driver.streams.look()
+    fake.now = second
+    lane = HostLane(driver, limit_bytes=None, below=None)
+    lane.write(Block(4096).address, 4096)
+    waited = [event.stream for event in driver._out.waited]
+    assert waited == [first, second]
+    lane.close()
+
+
+def test_what_is_made_again_is_waited_for_on_other_streams(
+    fake: Any, recorded: list[Any]
+) -> None:
+    storage = torch.zeros(8).untyped_storage()
+    streams = Streams("cpu")
+    streams.hand_over(storage)
+    assert recorded == []  # as long as there is one alone
+    first, second = fake.now, Stream(None)
+    assert first.waited == []
+    fake.now = second
+    streams.hand_over(storage)
+    assert [event.stream for event in second.waited] == [first]
+    assert first.waited == []
+    assert recorded == [first, second]
+
+
+@pytest.mark.parametrize("policy", ["swap-only", "recompute-only"])
+def test_memory_that_goes_and_returns_is_told_to_the_allocator(
+    fake: Any, policy: str
+) -> None:
+    session = forced(policy)
+    with session:
+        streams = session.ledger.streams = Streamed(fake)
+        train(deep(16, 4), 16, 2)
+    assert moved_bytes(session) > 0
+    assert streams.kept
+    assert streams.handed
+
+
+def test_a_graph_that_is_captured_is_left_alone(fake: Any) -> None:
+    """Nothing may be waited for in a capture, and nothing in it runs at once."""
+    fake.is_current_stream_capturing = lambda: True
+    with forced("swap-only") as session:
+        session.recorder.captured = Streams("cpu").capturing
+        before = session.recorder.index
+        x = torch.randn(64, requires_grad=True)
+        x.exp().sin().sum().backward()
+        assert session.recorder.index == before
+        fake.is_current_stream_capturing = lambda: False
+        session.recorder.captured = Streams("cpu").capturing
+        (x * 2).exp().sin().sum().backward()
+        assert session.recorder.index > before
+    assert moved_bytes(session) > 0
+
+
+# Out of memory, despite the count.
+
+
+@pytest.mark.parametrize("policy", ["swap-only", "recompute-only"])
+def test_what_returns_is_given_room_where_the_device_has_none(
+    monkeypatch: pytest.MonkeyPatch, policy: str
+) -> None:
+    """Fragments, or others on the device, leave less than the count says."""
+    expected = run_plain(lambda: train(deep(16, 4), 16, 2))
+    empty, run_on = torch.empty, replay._run_on
+    refusals: list[str] = []
+
+    def starved(real: Any) -> Any:
+        def sometimes(*args: Any, **kwargs: Any) -> Any:
+            refuse = len(refusals) % 2 == 0  # the second try succeeds
+            if real is run_on or kwargs.get("device") == "cpu":
+                refusals.append("refused" if refuse else "given")
+                if refuse:
+                    raise torch.OutOfMemoryError("Tried to allocate 2.00 GiB")
+            return real(*args, **kwargs)
+
+        return sometimes
+
+    monkeypatch.setattr(torch, "empty", starved(empty))
+    monkeypatch.setattr(replay, "_run_on", starved(run_on))
+    monkeypatch.setattr(replay, "_written", lambda op: [])
+    session = forced(policy)
+    found = run_under(session, lambda: train(deep(16, 4), 16, 2))
+    assert_same(expected, found, policy)
+    assert refusals.count("refused") == refusals.count("given") > 0
+
+
+def test_a_read_ahead_that_finds_no_memory_is_left_for_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with forced("swap-only") as session:
+        y = (torch.randn(4096, requires_grad=True) * 2).exp()
+        loss = y.sin().sum()
+        del y
+        torch.zeros(1).add_(1)
+        ledger = session.ledger
+        value = next(v for v in ledger.alive if v.copy is not None and v.away)
+
+        def refuse(n_bytes: int) -> torch.Tensor:
+            raise torch.OutOfMemoryError("Tried to allocate 2.00 GiB")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(ledger, "_empty", refuse)
+            assert not ledger.read_ahead(value)
+        assert value.reading is None
+        assert ledger.read_ahead(value)
+        loss.backward()

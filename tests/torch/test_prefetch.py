@@ -53,7 +53,10 @@ def started(values: list[Any], reads: list[int], *, load: int, need: int) -> lis
     """Return what is read ahead before the operator at POSITION."""
     begun: list[Any] = []
     ledger = SimpleNamespace(
-        lead=Lead(), managed=0, arriving=0, start_read=begun.append
+        lead=Lead(),
+        managed=0,
+        arriving=0,
+        read_ahead=lambda value: not begun.append(value),
     )
     steward = Steward.__new__(Steward)
     vars(steward).update(

@@ -51,6 +51,16 @@ class Listener(Protocol):
         """Save what others need of a value that is about to be overwritten."""
 
 
+class Clock(Protocol):
+    """Times operators on a device, which runs them later than they are called."""
+
+    def begin(self, func: Any, args: Any) -> Any:
+        """Note that an operator is about to be called; returns a token."""
+
+    def end(self, token: Any, seconds: float) -> float:
+        """Return what the operator takes, given what its call took."""
+
+
 class Cell(Protocol):
     """Hold one number."""
 
@@ -114,8 +124,9 @@ class Recorder:
         self.enabled = True  # switched off in forked children
         # frees all that can be freed, where a device has run out of memory
         self.starved: Callable[[], None] | None = None
-        # times an operator on a device, which runs it later than it is called
-        self.clock: Callable[[Any, Any, float], float] | None = None
+        self.clock: Clock | None = None
+        # says whether operators are being written down only, to run at another time
+        self.captured: Callable[[], bool] | None = None
         # at rest: says whether the next operator, by its number, may run unwatched
         self.resting: Callable[[int, Any], bool] | None = None
 
@@ -147,6 +158,8 @@ class Recorder:
         """Run one operator under observation."""
         if not self.enabled or facts.views:
             return func(*args, **kwargs)
+        if self.captured is not None and self.captured():
+            return func(*args, **kwargs)
         self.index += 1
         self.position.value = self.index
         if self.resting is not None and self.resting(self.index, func):
@@ -165,6 +178,7 @@ class Recorder:
             if value is not None and value.pins:
                 self.listener.before_write(value)
         try:
+            timed = None if self.clock is None else self.clock.begin(func, args)
             start = perf_counter()
             starved = False
             try:
@@ -179,7 +193,7 @@ class Recorder:
                 result = self._run_again(func, op, args, kwargs)
             seconds = perf_counter() - start
             if self.clock is not None:
-                seconds = self.clock(func, result, seconds)
+                seconds = self.clock.end(timed, seconds)
             need = self.listener.after(func, token, seconds, result)
         except BaseException:
             for tensor in written:  # perhaps half written

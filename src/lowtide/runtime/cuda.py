@@ -14,7 +14,7 @@ import ctypes
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from time import perf_counter
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -22,9 +22,12 @@ from lowtide.recorder.arguments import tensors_in
 from lowtide.recorder.key import quiet
 from lowtide.runtime.hostjobs import Event
 from lowtide.runtime.spill import Address, Bytes
+from lowtide.runtime.streams import Streams
 
 _TIMED = 2  # times that an operator of one size is waited for, to learn its time
 _PORTABLE = 1  # cudaHostRegisterPortable: pinned for every context
+_NEVER = 0, float("inf")  # how often, and how long at least
+_Kind: TypeAlias = tuple[Any, int | str]
 
 
 class Transfer:
@@ -51,21 +54,19 @@ class AcceleratorDriver:
 
     Arguments:
         device: with its index, like "cuda:0".
+        streams: on which the program computes.
     """
 
-    def __init__(self, device: str) -> None:
+    def __init__(self, device: str, streams: Streams | None = None) -> None:
         self.device = torch.device(device)
+        self.streams = streams or Streams(device)
         self._torch: Any = torch.get_device_module(self.device)
         self._out = self._torch.Stream(self.device)
         self._in = self._torch.Stream(self.device)
 
-    def ready(self) -> Event:
-        """Mark what the calling thread has queued on its current stream.
-
-        The stream is asked for each time: it may have changed since.
-        """
-        event: Event = self._torch.current_stream(self.device).record_event()
-        return event
+    def ready(self) -> Sequence[Event]:
+        """Mark what the program has queued, on every stream that it uses."""
+        return self.streams.ready()
 
     def copy_out(
         self, host: Address, device: Address, n_bytes: Bytes, after: Sequence[Event]
@@ -249,21 +250,28 @@ def counter_of(device: str) -> AcceleratorCounter:
 class AcceleratorClock:
     """Tell how long operators take on a device, which runs them behind the host.
 
-    Each kind and size is waited for a few times; the shortest counts, since the first
-    may stand behind others. From then on the device runs ahead undisturbed.
+    Each kind and size is timed a few times, alone: what stands before it is waited for
+    first. The shortest counts, since the first may load a kernel, or choose one. From
+    then on the device runs ahead undisturbed.
     """
 
     def __init__(self, synchronize: Callable[[], None]) -> None:
         self._synchronize = synchronize
-        self._known: dict[tuple[Any, int], tuple[int, float]] = {}
+        self._known: dict[_Kind, tuple[int, float]] = {}
 
-    def __call__(self, func: Any, result: Any, seconds: float) -> float:
+    def begin(self, func: Any, args: Any) -> _Kind:
+        """Wait for what stands before an operator that is to be timed."""
+        kind = func, sum(t.numel() for t in tensors_in(args)) or str(args[:1])
+        if self._known.get(kind, _NEVER)[0] < _TIMED:
+            self._synchronize()
+        return kind
+
+    def end(self, kind: _Kind, seconds: float) -> float:
         """Return an operator's time on the device, given what its call took."""
-        key = (func, sum(t.numel() for t in tensors_in(result)))
-        times, shortest = self._known.get(key, (0, float("inf")))
+        times, shortest = self._known.get(kind, _NEVER)
         if times < _TIMED:
             start = perf_counter()
             self._synchronize()
             shortest = min(shortest, seconds + perf_counter() - start)
-            self._known[key] = (times + 1, shortest)
+            self._known[kind] = times + 1, shortest
         return shortest

@@ -45,6 +45,9 @@ class Hooks:
     def pack(self, tensor: torch.Tensor) -> Any:
         """Take a tensor that autograd wants to keep; return what it keeps instead."""
         session = self.session
+        captured = session.recorder.captured
+        if captured is not None and captured():
+            return KeptWhole(tensor.detach())
         if not session.live or not is_plain(tensor, session.device_type):
             if session.live:
                 session.account.kept_whole(tensor)
@@ -96,10 +99,15 @@ class Hooks:
                 "this graph was built under a budget that ended with an exception, and "
                 "some of its tensors were to be computed again: run forward again."
             )
+        streams = self.session.ledger.streams
+        if streams is not None:
+            streams.look()
         self.session.ledger.bring_back(value)
         storage = value.storage()
         assert storage is not None, "a saved tensor has no bytes"
         assert saved.geometry is not None
+        if streams is not None:
+            streams.hand_over(storage)
         with quiet():
             return tensor_over(storage, saved.geometry)
 

@@ -38,8 +38,8 @@ class Motion(Event, Protocol):
 class Driver(Pinner, Protocol):
     """Copy between a device and the host: the one part that needs the device."""
 
-    def ready(self) -> Event:
-        """Mark what the calling thread has queued on its current stream."""
+    def ready(self) -> Sequence[Event]:
+        """Mark what the program has queued, on every stream that it uses."""
 
     def copy_out(
         self, host: Address, device: Address, n_bytes: Bytes, after: Sequence[Event]

@@ -65,7 +65,7 @@ class HostLane:
             copy = HostCopy(self, nbytes, slab)
             try:
                 copy.motion = self.driver.copy_out(
-                    slab.address, address, nbytes, [self.driver.ready()]
+                    slab.address, address, nbytes, self.driver.ready()
                 )
             except RuntimeError as error:
                 self.slabs.give(slab)
@@ -371,7 +371,7 @@ class HostLane:
 
     def _descend(self, read: HostRead, slab: Slab) -> None:
         """Start to copy a slab to the device."""
-        after = [self.driver.ready()]
+        after = list(self.driver.ready())
         if read.copy.motion is not None and not read.copy.over:
             after.append(read.copy.motion)
         try:

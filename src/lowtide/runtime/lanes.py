@@ -10,10 +10,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from lowtide.runtime.spill import Address, Bytes
 from lowtide.runtime.transfers import DiskLane
+
+if TYPE_CHECKING:
+    from lowtide.runtime.streams import Streams
 
 Seconds: TypeAlias = float
 
@@ -95,8 +98,10 @@ def swap_limit(device: str, tiers: Tiers) -> Bytes | None:
     return min((limit for limit in limits if limit is not None), default=None)
 
 
-def open_lane(device: str, tiers: Tiers) -> Lane | None:
+def open_lane(device: str, tiers: Tiers, streams: Streams | None = None) -> Lane | None:
     """Open the lane from a device to the tier below it; None where none is allowed.
+
+    `streams` are those that the program computes on, where it is a device that has any.
 
     Raises:
         SpillError: no directory was named and none will do.
@@ -116,4 +121,5 @@ def open_lane(device: str, tiers: Tiers) -> Lane | None:
 
     if tiers.host_bytes == 0 and disk is None:
         return None
-    return HostLane(AcceleratorDriver(device), limit_bytes=tiers.host_bytes, below=disk)
+    driver = AcceleratorDriver(device, streams)
+    return HostLane(driver, limit_bytes=tiers.host_bytes, below=disk)

@@ -33,6 +33,7 @@ from lowtide.scheduler.scheduler import DROP, RELEASE, WAIT, WRITE, Scheduler
 if TYPE_CHECKING:
     from lowtide.runtime.devices import Counter
     from lowtide.runtime.lanes import Lane
+    from lowtide.runtime.streams import Streams
 
 _log = logging.getLogger("lowtide")
 
@@ -64,6 +65,9 @@ class Ledger:
         self.arriving = 0  # bytes of those that are being read ahead
         self.lead = Lead()
         self.device = "cpu"  # where what comes back goes
+        self.streams: Streams | None = None  # of that device, where it has any
+        # frees all that can be freed, where a device is out of memory
+        self.starved: Callable[[], None] = lambda: None
         self.alive: set[Value] = set()  # values with saved tensors
         self.exposed = 0.0  # seconds spent waiting for copies
         self.deciding = 0.0  # seconds spent on what leaves and what returns
@@ -332,6 +336,9 @@ class Ledger:
         if self.verifier is not None:
             self.verifier.leaving(value)
         value.transfer = None
+        storage = value.storage()
+        if self.streams is not None and storage is not None:
+            self.streams.keep(storage)
         value.release_memory()
         value.away = True
         self.managed -= value.nbytes
@@ -362,17 +369,37 @@ class Ledger:
             if not value.copy.done:
                 self._wait(value.copy)
             self.require(value.nbytes, "reading a saved tensor back")
-            self.start_read(value)
+            self.start_read(value, self.allocate(value.nbytes))
             self._finish_read(value, ahead=False)
             return
         self.replay(value)
 
-    def start_read(self, value: Value) -> None:
-        """Allocate memory for a swapped value and begin to read it."""
+    def read_ahead(self, value: Value) -> bool:
+        """Begin to read a value early; False where the device has no memory for it."""
+        try:
+            tensor = self._empty(value.nbytes)
+        except torch.OutOfMemoryError:
+            return False
+        self.start_read(value, tensor)
+        return True
+
+    def allocate(self, n_bytes: int) -> torch.Tensor:
+        """Set memory aside, after making room as never before if there is none."""
+        try:
+            return self._empty(n_bytes)
+        except torch.OutOfMemoryError:
+            pass  # outside, so that the error's frames let go of their tensors
+        self.starved()
+        return self._empty(n_bytes)
+
+    def _empty(self, n_bytes: int) -> torch.Tensor:
+        with quiet():
+            return torch.empty(n_bytes, dtype=torch.uint8, device=self.device)
+
+    def start_read(self, value: Value, tensor: torch.Tensor) -> None:
+        """Begin to read a swapped value into memory that was set aside for it."""
         assert self.lane is not None
         assert value.copy is not None
-        with quiet():
-            tensor = torch.empty(value.nbytes, dtype=torch.uint8, device=self.device)
         read = self.lane.read(value.copy, tensor.data_ptr())
         value.reading = (read, tensor)
         self.arriving += value.nbytes

@@ -35,6 +35,8 @@ class Replayer:
         start = perf_counter()
         waited = self.ledger.exposed
         ops, uses = _missing(value)
+        if self.ledger.streams is not None:
+            self.ledger.streams.join()  # its inputs may come from any of them
         _Run(self, ops, uses).run()
         if not value.resident:
             raise LowtideError(
@@ -102,11 +104,20 @@ class _Run:
             held[key] = tensor
         self.ledger.require(op.need, _again(op))
         storages = {key: tensor.untyped_storage() for key, tensor in held.items()}
-        with torch.enable_grad(), quiet():
-            args = [_decode(argument, storages) for argument in op.args]
-            kwargs = {k: _decode(v, storages) for k, v in op.kwargs.items()}
-            result = _run_seeded(op, args, kwargs)
-        self._collect(op, args, kwargs, result)
+        starved = False
+        try:
+            done = _run_on(op, storages)
+        except torch.OutOfMemoryError:
+            if _written(op):
+                raise  # a part of its work may be done already
+            starved = True
+        if starved:  # outside, so that the error's frames let go of their tensors
+            self.ledger.starved()
+            done = _run_on(op, storages)
+        if self.ledger.streams is not None:
+            for storage in storages.values():
+                self.ledger.streams.keep(storage)
+        self._collect(op, *done)
 
     def _at_hand(self, value: Value) -> torch.Tensor:
         """Find, or read back, the bytes of an input."""
@@ -130,10 +141,7 @@ class _Run:
         """Read back a source that only dropped values want: it passes through."""
         assert self.ledger.lane is not None
         self.ledger.require(value.nbytes, "reading a saved tensor back")
-        with quiet():
-            tensor = torch.empty(
-                value.nbytes, dtype=torch.uint8, device=self.ledger.device
-            )
+        tensor = self.ledger.allocate(value.nbytes)
         read = self.ledger.lane.read(value.copy, tensor.data_ptr())
         self.ledger.exposed += read.wait()
         self.passing[id(value)] = tensor
@@ -192,6 +200,14 @@ def _decode(argument: Any, storages: dict[int, torch.UntypedStorage]) -> Any:
     if isinstance(argument, list):
         return [_decode(item, storages) for item in argument]
     return argument
+
+
+def _run_on(op: Op, storages: dict[int, torch.UntypedStorage]) -> tuple[Any, Any, Any]:
+    """Run an operator on these; returns its arguments, named ones, and the result."""
+    with torch.enable_grad(), quiet():
+        args = [_decode(argument, storages) for argument in op.args]
+        kwargs = {k: _decode(v, storages) for k, v in op.kwargs.items()}
+        return args, kwargs, _run_seeded(op, args, kwargs)
 
 
 def _run_seeded(op: Op, args: Any, kwargs: Any) -> Any:

@@ -43,6 +43,7 @@ from lowtide.runtime.ledger import Ledger
 from lowtide.runtime.replay import Replayer
 from lowtide.runtime.rest import Rest
 from lowtide.runtime.steward import Steward
+from lowtide.runtime.streams import streams_of
 from lowtide.runtime.verify import Verifier
 from lowtide.scheduler.director import RULES, Lanes
 from lowtide.scheduler.scheduler import Scheduler
@@ -205,9 +206,9 @@ class Session:
         return self
 
     def _build(self) -> None:
-        lane = self._given_lane
+        streams, lane = streams_of(self.device_type), self._given_lane
         if lane is None and self.rules.swap:
-            lane = open_lane(self.device_type, self.tiers)
+            lane = open_lane(self.device_type, self.tiers, streams)
         self.lane = lane
         lanes = Lanes(
             write=lane.write_bandwidth if lane else 0.0,
@@ -223,6 +224,7 @@ class Session:
         self.replayer = Replayer(self.ledger)
         self.ledger.replay = self.replayer
         self.ledger.device = self.device_type
+        self.ledger.streams = streams
         if self.verify:
             self.ledger.verifier = Verifier()
         limit = swap_limit(self.device_type, self.tiers)
@@ -234,10 +236,12 @@ class Session:
         self.ledger.replay_fits = self.steward.replay_fits
         self.ledger.short = self.steward.short
         self.ledger.postpone = self.steward.postpone
+        self.ledger.starved = self.steward.starved
         self.ledger.hasten = self.iterations.hasten
         self.recorder = Recorder(self.table, self.steward, self.device_type)
         self.recorder.starved = self.steward.starved
         self.recorder.clock = device_clock(self.device_type)
+        self.recorder.captured = None if streams is None else streams.capturing
         self.pool: Pool | None = None
         if self.pooled and isinstance(self.counter, NativeCounter):
             self.pool = Pool(self.counter, limit=self.budget)

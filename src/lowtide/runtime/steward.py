@@ -67,6 +67,8 @@ class Steward:
     def before(self, func: Any, args: Any, kwargs: Any) -> Token:
         """Make room for an operator; returns the live bytes and its signature."""
         session, ledger, live = self.session, self.ledger, self.counter.live
+        if ledger.streams is not None:
+            ledger.streams.look()
         if ledger.orphans:
             ledger.drain()
             session.end_if_idle()
@@ -158,7 +160,8 @@ class Steward:
                 room = min(room, self._room_until(value.next_use, position, live))
             if value.nbytes > room or not value.clean:
                 return
-            self.ledger.start_read(value)
+            if not self.ledger.read_ahead(value):
+                return
             live += value.nbytes
 
     def postpone(self, value: Value) -> None:
