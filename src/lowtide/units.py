@@ -67,6 +67,14 @@ def format_bytes(n: int, *, round_up: bool = False) -> str:
     return f"{text} {letter.upper()}iB"
 
 
+def format_apart(a: int, b: int) -> tuple[str, str]:
+    """Write two numbers of bytes; in full where they differ and would look alike."""
+    texts = format_bytes(a), format_bytes(b)
+    if a != b and texts[0] == texts[1]:
+        return f"{texts[0]} ({a:,} bytes)", f"{texts[1]} ({b:,} bytes)"
+    return texts
+
+
 def _parse_text(size: str, total: int | None) -> Fraction:
     size_alone = size.strip().lower()
     if not size_alone:

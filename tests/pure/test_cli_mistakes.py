@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Mistakes on the command line: one clear line each, status 2, before anything runs."""
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -77,14 +78,51 @@ def test_all_faults_are_named_at_once(
     assert capsys.readouterr().err.count("\n") == 3
 
 
-@pytest.mark.parametrize("args", [["run"], ["run", "x.py"], ["walk"], ["run", "--no"]])
-def test_usage(
+@pytest.mark.parametrize(
+    ("args", "line"),
+    [
+        (["run"], "lowtide run: Missing argument 'SCRIPT|-m MODULE'. See: lowtide run"),
+        (["run", "x.py"], "lowtide run: Missing option '--budget'. See: lowtide run"),
+        (["walk"], "lowtide: No such command 'walk'. See: lowtide --help"),
+        (["run", "--no"], "lowtide run: No such option: --no"),
+        (["record", "--steps", "x"], "lowtide record: Invalid value for '--steps'"),
+        (["plan", "a.tide", "--gpu", "h100", "-o", "p"], "lowtide run --save-plan"),
+    ],
+)
+def test_usage_is_one_line(
     args: list[str],
+    line: str,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert lowtide(monkeypatch, *args) == 2
-    assert "Usage: lowtide" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert line in said
+    assert said.count("\n") == 1
+
+
+def test_without_arguments_the_verbs_are_listed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert lowtide(monkeypatch) == 2
+    assert "max-batch" in capsys.readouterr().err
+
+
+def test_ctrl_c_while_loading_shows_no_traceback() -> None:
+    code = (
+        "import sys; from lowtide.__main__ import main;"
+        "class_ = type('Stop', (), {'find_spec': staticmethod(stop)});"
+        "sys.meta_path.insert(0, class_); main()"
+    )
+    stop = (
+        "def stop(name, *_):\n"
+        "    if name == 'typer':\n"
+        "        raise KeyboardInterrupt\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", stop + code], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (-signal.SIGINT, "")
 
 
 def test_help_shows_examples(

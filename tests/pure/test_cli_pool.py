@@ -9,9 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lowtide.archive import save
 from lowtide.cli.pool import compare_allocators
 from lowtide.hardware import CATALOGUE
 from lowtide.recorder.lives import Lives
+from lowtide.simulator.networks import make_chain
 from lowtide.tidefile import Tide, write_tide
 from tests.pure.foreign import MIB, write_all
 from tests.pure.golden import check_golden
@@ -45,6 +47,20 @@ def test_json_and_the_file_as_a_whole(
     output = capsys.readouterr().out
     assert json.loads(output)["period"] == 0
     check_golden("pool-memInfo.text.json", output)
+
+
+def test_an_iteration_is_planned(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = tmp_path / "step.tide"
+    graph = make_chain(5, mib=2)
+    save(path, graph)
+    assert lowtide(monkeypatch, "pool", "--json", str(path)) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["peak_bytes"] == graph.plain_peak_bytes
+    assert report["pool_bytes"] == report["lower_bound_bytes"]
 
 
 def test_a_file_without_blocks_is_refused(

@@ -54,8 +54,9 @@ def test_what_is_to_be_noted_is_said_of_a_program_that_did_not_train_too() -> No
         (None, "this program ran no backward pass"),
         (SystemExit(), "this program ran no backward pass"),
         (SystemExit(0), "this program ran no backward pass"),
-        (SystemExit("no data"), "ended with an error before the first backward pass"),
-        (ValueError(), "ended with an error before the first backward pass"),
+        (SystemExit("no data"), "ended by exit status 1 before the first backward"),
+        (SystemExit(7), "ended by exit status 7 before the first backward pass"),
+        (ValueError(), "ended by ValueError before the first backward pass"),
         (KeyboardInterrupt(), "interrupted before the first backward pass"),
     ],
 )
@@ -139,6 +140,14 @@ def test_a_budget_broken_in_the_first_step_is_called_broken() -> None:
     text = render(make_timeline(first_peak_bytes=812 * MIB))
     said = "NOT within 800.0 MiB but with up to 812.0 MiB, in the first step (policy"
     assert said in text
+
+
+def test_a_budget_broken_by_less_than_is_shown_is_not_contradicted() -> None:
+    text = render(make_timeline(peak_bytes=800 * MIB + 5))
+    assert (
+        "NOT within 800.0 MiB (838,860,800 bytes) but with up to 800.0 MiB "
+        "(838,860,805 bytes) (policy"
+    ) in text
 
 
 def test_the_only_step_is_its_peak() -> None:

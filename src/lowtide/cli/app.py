@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The program `lowtide`: read the command line, then act on it."""
 
+import sys
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -17,6 +18,7 @@ from lowtide.cli import (
     show,
     simulate,
 )
+from lowtide.cli.run import EXIT_USAGE
 from lowtide.cli.target import CONTEXT
 
 app = typer.Typer(
@@ -61,13 +63,25 @@ def lowtide_command(
 def main() -> int:
     """Run the command line; return the exit status.
 
-    The parser turns exceptions and interrupts into its own messages, so verbs only
-    leave here what they want done, and it is done when the parser has finished.
+    The parser takes interrupts for its own, so verbs only leave here what they want
+    done, and it is done when the parser has finished.
     """
     chosen: list[Callable[[], int]] = []
+    parser = typer.main.get_command(app)
     try:
-        typer.main.get_command(app).main(prog_name="lowtide", obj=chosen)
-    except SystemExit:
-        if not chosen:
+        status = parser.main(prog_name="lowtide", standalone_mode=False, obj=chosen)
+    except Exception as error:
+        if not hasattr(error, "format_message"):
             raise
-    return chosen[0]()
+        print(_explain(error), file=sys.stderr)
+        return EXIT_USAGE
+    return chosen[0]() if chosen else int(status or 0)
+
+
+def _explain(error: Any) -> str:
+    """Say in a line what is wrong with the command line; all help if it is empty."""
+    message = str(error.format_message()).strip()
+    if "\n" in message:  # the help, where nothing was asked for
+        return message
+    verb = "lowtide" if error.ctx is None else error.ctx.command_path
+    return f"{verb}: {message.rstrip('.')}. See: {verb} --help"

@@ -26,6 +26,7 @@ from lowtide.errors import LowtideError
 from lowtide.scheduler.director import Lanes
 from lowtide.units import format_bytes
 
+_RESERVE = 0.02  # of a budget: what the run time needs beyond a plan, and workspace
 _STEPS_BACK = 24  # recordings of smaller batches where an estimate was too high
 
 
@@ -71,7 +72,7 @@ def max_batch(
     bisection over plans, and the batch found is recorded once more and checked. The
     batch size goes where {batch} stands among ARGS; without it, lowtide sets that of
     the DataLoaders which the script builds. Without --budget, it is what tensors may
-    have on the device. Status 3: not even the smallest batch fits.
+    have on the device. Where something has to leave, 2 % are kept in reserve. Status 3: not even the smallest batch fits.
 
     Examples:
 
@@ -174,8 +175,11 @@ class Search:
         script = self.script
         graph = script.record(batch) if exact else script.estimate(batch)
         self.progress(f"planning batch {batch}")
+        budget = self.budget
+        if graph.plain_peak_bytes > budget:  # something has to leave
+            budget = int((1 - _RESERVE) * budget)
         contest = Contest(graph, self.lanes)
-        return contest.at(self.budget, enough=self.most_slowdown)
+        return contest.at(budget, enough=self.most_slowdown)
 
 
 def render(report: BatchReport) -> str:

@@ -31,7 +31,7 @@ def measure(
 ) -> None:
     """Measure this machine: arithmetic, memory and disk.
 
-    Takes some seconds and is kept: `lowtide.hardware.find_hardware("this-machine")`.
+    Takes half a minute and is kept: `lowtide.hardware.find_hardware("this-machine")`.
     Let nothing else run meanwhile.
 
     Examples:

@@ -57,6 +57,7 @@ def plan(
     budget: BudgetOption = None,
     as_json: JsonOption = False,
     is_module: ModuleOption = False,
+    output: Annotated[Path | None, typer.Option("-o", "--output", hidden=True)] = None,
 ) -> None:
     """Say what each budget would cost on a device that is not at hand.
 
@@ -68,7 +69,8 @@ def plan(
     device's roofline, at every budget from all that it needs down to the least that
     works, and prints the whole trade-off: how much slower, and what is kept, swapped
     and recomputed. One budget is marked as worth it: below it, time is lost faster than
-    memory is saved.
+    memory is saved. What `lowtide run --plan` follows is learnt by a real run instead,
+    and written by `lowtide run --save-plan`.
 
     Examples:
 
@@ -78,6 +80,12 @@ def plan(
       lowtide plan train.py --gpu rtx4090 --batch 256 -- --epochs 1 --batch {batch}
       lowtide plan snapshot.pickle --gpu a100-80g
     """
+    if output is not None:
+        raise typer.BadParameter(
+            "lowtide plan only prints, --json too; what lowtide run --plan follows is "
+            "written by lowtide run --save-plan",
+            param_hint="-o",
+        )
     script = None
     if is_module or file.suffix == ".py" or batch is not None or args:
         script = Script(str(file), tuple(args or ()), is_module, gpu)

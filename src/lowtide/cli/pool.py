@@ -11,7 +11,9 @@ import numpy as np
 import typer
 from numpy.typing import NDArray
 
-from lowtide.cli.files import Say, harmless, perform_verb, read_any
+from lowtide.archive import noun_in
+from lowtide.cli.files import Say, harmless, naming, perform_verb, read_any
+from lowtide.elsewhere.asked import asked_of
 from lowtide.errors import FileError
 from lowtide.history import History
 from lowtide.planner.pool import BLOCK, Search, place_blocks
@@ -19,6 +21,7 @@ from lowtide.recorder.steady import Iteration, find_iteration
 from lowtide.reports.pools import ModelFootprint, PoolReport, render_pool
 from lowtide.simulator.caching import MODELS, simulate_allocator
 from lowtide.tidefile import Tide
+from lowtide.trace import Graph
 
 _SEARCH = Search(seconds=20)  # a limit for files with hundreds of thousands of blocks
 
@@ -48,7 +51,7 @@ def pool(
     nothing is wasted (SmartPool). This compares such a plan with what allocators that
     know no future reserve for the same requests: PyTorch's caching allocator, the same
     with expandable segments, TensorFlow's BFC and NVIDIA's CnMem, each as a model. FILE
-    is what `lowtide show` reads.
+    is what `lowtide show` reads, or an iteration that `lowtide record` wrote.
 
     Examples:
 
@@ -63,13 +66,23 @@ def pool(
 
 def _pool(file: Path, device: str | None, whole: bool, as_json: bool, say: Say) -> None:
     say(f"reading {file.name}", 0, len(MODELS) + 2)
-    history = read_any(file, device=device)
-    if isinstance(history, Tide):
-        why = f"holds a {history.kind}, which names no single blocks"
-        raise FileError(why, path=file)
+    content = read_any(file, device=device)
+    history = content if isinstance(content, History) else _asked(file, content)
     report = compare_allocators(file.name, history, say, whole=whole)
     text = harmless(render_pool(report)).rstrip()
     print(json.dumps(asdict(report), indent=2) if as_json else text)
+
+
+def _asked(file: Path, tide: Tide) -> History:
+    """Give the blocks that a recorded iteration asks for."""
+    if tide.kind == "graph":
+        noun = naming(file, lambda: noun_in(tide))
+        assert isinstance(noun, Graph)
+        return asked_of(noun)
+    why = f"holds a {tide.kind}, which names no single blocks"
+    if tide.kind == "learnt":
+        why += "; lowtide run --plan takes it"
+    raise FileError(why, path=file)
 
 
 def compare_allocators(

@@ -15,7 +15,7 @@ import typer
 import lowtide
 from lowtide import archive
 from lowtide.cli.program import ProgramError, load_program
-from lowtide.cli.run import EXIT_USAGE, raise_as_python
+from lowtide.cli.run import EXIT_USAGE, die_of_interrupt, raise_as_python
 from lowtide.cli.target import ArgsArgument, ModuleOption, TargetArgument
 from lowtide.errors import LowtideError
 from lowtide.frames import hide_frames
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 EXIT_NOTHING = 1
 BATCH = "{batch}"
+MADE_UP = "a fake run: numbers that the script prints are made up."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,12 +174,16 @@ def record_script(request: Request) -> Recorded:
         LowtideError: there is no such program; nothing takes the batch size.
         BaseException: whatever the script raises.
     """
-    from lowtide.runtime.recording import record_program
-
+    try:
+        from lowtide.runtime.recording import record_program
+    except KeyboardInterrupt:  # while torch was loading
+        die_of_interrupt()
     arguments = request.args
     if request.batch is not None:
         arguments = tuple(a.replace(BATCH, str(request.batch)) for a in arguments)
     program = load_program(request.target, arguments, is_module=request.is_module)
+    if request.fake:
+        print(f"lowtide: {MADE_UP}", file=sys.stderr, flush=True)
     return record_program(
         program.run,
         steps=request.steps,

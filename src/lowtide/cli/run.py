@@ -4,6 +4,7 @@
 import contextlib
 import json
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable
@@ -35,6 +36,7 @@ class Request:
     """What was asked for on the command line."""
 
     budget: str
+    device: str
     host: str
     disk_writes: str | None
     spill_dir: Path | None
@@ -84,6 +86,9 @@ def run(
             "free now, less a reserve.",
         ),
     ],
+    device: Annotated[
+        str, typer.Option(metavar="NAME", help="Whose memory: cpu, cuda, cuda:1.")
+    ] = "cpu",
     host: Annotated[
         str,
         typer.Option(
@@ -159,6 +164,7 @@ def run(
     """
     request = Request(
         budget=budget,
+        device=device,
         host=host,
         disk_writes=disk_writes,
         spill_dir=None if spill_dir is None else spill_dir.absolute(),
@@ -184,6 +190,7 @@ def open_session(
 
     return Session(
         request.budget,
+        device=request.device,
         host=request.host,
         disk_writes=request.disk_writes,
         spill_dir=request.spill_dir,
@@ -213,7 +220,9 @@ def perform(request: Request) -> int:
     try:
         session = open_session(request, progress.say if progress.is_shown else None)
     except (LowtideError, OSError) as error:
-        return _refuse(str(error))
+        return _refuse(" ".join(str(error).split()))
+    except KeyboardInterrupt:  # while torch was loading: nothing of the program ran
+        die_of_interrupt()
     process = os.getpid()
     failure = _run_within(session, program)
     if os.getpid() == process:  # not in a child that the program forked
@@ -300,6 +309,13 @@ def _save_plan(session: RunningSession, path: Path) -> None:
         session.save_plan(path)
     except (LowtideError, OSError) as error:
         print(f"lowtide: no plan written: {error}", file=sys.stderr)
+
+
+def die_of_interrupt() -> NoReturn:
+    """Die of Ctrl-C as shells expect, with nothing to show for it."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    os.kill(os.getpid(), signal.SIGINT)
+    raise KeyboardInterrupt
 
 
 def raise_as_python(error: BaseException) -> NoReturn:

@@ -18,6 +18,7 @@ import typer
 from numpy.typing import NDArray
 
 from lowtide import archive
+from lowtide.cli.record import MADE_UP
 from lowtide.cli.subject import find_target
 from lowtide.errors import LowtideError
 from lowtide.trace import Graph
@@ -78,8 +79,10 @@ class Script:
                 command, capture_output=True, text=True, errors="replace", check=False
             )
             if done.returncode or not output.exists():
-                said = done.stderr.strip().splitlines() or ["it said nothing"]
-                last = said[-1].removeprefix("lowtide record: ")
+                lines = done.stderr.strip().splitlines()
+                said = [line for line in lines if line != f"lowtide: {MADE_UP}"]
+                last = said[-1] if said else "it said nothing"
+                last = last.removeprefix("lowtide record: ")
                 where = "" if batch is None else f" at batch {batch}"
                 raise LowtideError(f"{self.target} cannot be recorded{where}: {last}")
             graph = archive.load(output)

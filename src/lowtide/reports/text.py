@@ -16,7 +16,7 @@ import math
 from collections.abc import Iterator
 
 from lowtide.timeline import FINISHED, INTERRUPTED, RUNNING, Timeline
-from lowtide.units import format_bytes
+from lowtide.units import format_apart, format_bytes
 
 _LABEL_CELLS = 17
 _VALUE_CELLS = 11
@@ -51,18 +51,19 @@ def _why_untrained(outcome: str) -> str:
     if outcome == RUNNING:
         return "no backward pass so far"
     if outcome != FINISHED:
-        return "ended with an error before the first backward pass"
+        return f"ended by {outcome} before the first backward pass"
     return "this program ran no backward pass, so there was nothing to do"
 
 
 def _verdict(timeline: Timeline) -> str:
     """Say whether the budget was kept, of a run that came to its end; else what was."""
     peak = max(timeline.peak_bytes, timeline.first_peak_bytes)
-    budget, size = timeline.budget_bytes, format_bytes(timeline.budget_bytes)
+    budget = timeline.budget_bytes
+    size, most = format_apart(budget, peak)
     steps = f"{timeline.steps} step{'' if timeline.steps == 1 else 's'}"
     within = f"within {size}"
     if peak > budget:
-        within = f"NOT within {size} but with up to {format_bytes(peak)}"
+        within = f"NOT within {size} but with up to {most}"
         if 0 < timeline.peak_bytes <= budget and timeline.steps > 1:
             within += ", in the first step"
     if timeline.outcome == RUNNING:
