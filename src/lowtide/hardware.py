@@ -57,6 +57,7 @@ EFFICIENCIES: Mapping[str, Efficiency] = MappingProxyType(
     {
         "matmul": Efficiency(0.70, 0.80),
         "convolution": Efficiency(0.50, 0.75),
+        "recurrent": Efficiency(0.50, 0.75),
         "attention": Efficiency(0.50, 0.80),
         "elementwise": Efficiency(0.25, 0.85),
         "reduction": Efficiency(0.25, 0.75),
@@ -68,6 +69,25 @@ EFFICIENCIES: Mapping[str, Efficiency] = MappingProxyType(
         "other": Efficiency(0.25, 0.60),
     }
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Overheads:
+    """Seconds of a program's own time beside its operators; 0: not measured."""
+
+    call: Seconds = 0.0  # of an operator: Python, dispatch and autograd
+    watch: Seconds = 0.0  # of an operator, while a budget is kept
+    save: Seconds = 0.0  # of a saved tensor, likewise
+    move: Seconds = 0.0  # of one that leaves and returns
+    moved_byte: Seconds = 0.0  # of its bytes: copies take from cores and bandwidth
+
+    def keeping(
+        self, operators: int, saved: int, moved: int = 0, moved_bytes: int = 0
+    ) -> Seconds:
+        """Estimate what keeping a budget adds to an iteration."""
+        each = self.watch * operators + self.save * saved
+        return each + self.move * moved + self.moved_byte * moved_bytes
+
 
 # The type that stands in where a device has no own rate for one.
 _LIKE = {"bfloat16": "float16", "float16": "float32", "tf32": "float32"}
@@ -89,6 +109,7 @@ class Hardware:
     source: str
     launch: Seconds = 4e-6  # the least that an operator takes
     efficiencies: Mapping[str, Efficiency] = field(default_factory=lambda: EFFICIENCIES)
+    overheads: Overheads = Overheads()
 
     def peak(self, dtype: str) -> FlopPerSecond:
         """Return the FLOP/s for a type, or for the next wider one where it has none."""
@@ -159,6 +180,7 @@ class Hardware:
         content = {f.name: getattr(self, f.name) for f in fields(self)}
         content["flops"] = dict(self.flops)
         parts = self.efficiencies.items()
+        content["overheads"] = asdict(self.overheads)
         content["efficiencies"] = {kind: asdict(part) for kind, part in parts}
         return content
 
@@ -328,13 +350,21 @@ def _from_json(content: dict[str, Any]) -> Hardware:
         for kind, part in content.pop("efficiencies").items()
     }
     flops = {dtype: _positive(rate) for dtype, rate in content.pop("flops").items()}
+    costs = {name: float(s) for name, s in content.pop("overheads", {}).items()}
+    if not all(0 <= seconds < 1 for seconds in costs.values()):
+        raise ValueError("its overheads are no seconds")
     for name in ("name", "source"):
         if not isinstance(content[name], str):
             raise ValueError(f"its {name} is no text")
     numbers = {k: v for k, v in content.items() if k not in ("name", "source")}
     for number in numbers.values():
         _positive(number)
-    return Hardware(**content, flops=flops, efficiencies={**EFFICIENCIES, **parts})
+    return Hardware(
+        **content,
+        flops=flops,
+        efficiencies={**EFFICIENCIES, **parts},
+        overheads=Overheads(**costs),
+    )
 
 
 def _positive(value: float) -> float:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lowtide.cli.scripts import Script
-from lowtide.elsewhere.batches import largest, max_batch
+from lowtide.elsewhere.batches import largest, max_batch, near
 from lowtide.elsewhere.retime import lanes_of, retime
 from lowtide.errors import LowtideError
 from lowtide.hardware import CATALOGUE
@@ -25,6 +25,18 @@ MIB = 1 << 20
 @given(st.integers(0, 3000), st.integers(1, 5000))
 def test_the_largest_is_found_from_anywhere(most: int, start: int) -> None:
     assert largest(lambda n: n <= most, start) == most
+
+
+@given(st.integers(0, 3000), st.integers(0, 5000))
+def test_the_largest_is_found_from_a_guess(most: int, guess: int) -> None:
+    tried: list[int] = []
+
+    def runs(n: int) -> bool:
+        tried.append(n)
+        return n <= most
+
+    assert near(runs, guess) == most
+    assert min(tried, default=1) > 0
 
 
 @given(st.integers(100, 100_000))

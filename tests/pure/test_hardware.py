@@ -2,6 +2,7 @@
 """The catalogue of devices, and the time of an operator on one."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from lowtide.hardware import (
     GIB,
     Hardware,
     Measured,
+    Overheads,
     describe,
     find_hardware,
     load_measured,
@@ -123,9 +125,10 @@ def test_what_was_measured_comes_back(
     monkeypatch.setenv("LOWTIDE_CACHE_DIR", str(tmp_path / "cache"))
     with pytest.raises(LowtideError, match=r"has not been measured .*lowtide measure"):
         find_hardware("this machine")
-    path = save_measured(CATALOGUE["t4"])
+    measured = replace(CATALOGUE["t4"], overheads=Overheads(call=1e-6, move=2e-4))
+    path = save_measured(measured)
     assert path == tmp_path / "cache" / "hardware.json"
-    assert find_hardware("this-machine") == CATALOGUE["t4"]
+    assert find_hardware("this-machine") == measured
     assert [p.name for p in path.parent.iterdir()] == ["hardware.json"]
 
 
@@ -139,6 +142,9 @@ def test_what_was_measured_comes_back(
         {"name": 3},
         {"efficiencies": {"matmul": {"traffic": 1}}},
         {"more": 1},
+        {"overheads": {"call": -1}},
+        {"overheads": {"call": "x"}},
+        {"overheads": {"calls": 1e-6}},
     ],
 )
 def test_a_damaged_file_is_refused(tmp_path: Path, change: dict[str, object]) -> None:
@@ -151,6 +157,12 @@ def test_a_damaged_file_is_refused(tmp_path: Path, change: dict[str, object]) ->
         path.write_text(text)
         with pytest.raises(LowtideError, match="is damaged"):
             load_measured(path)
+
+
+def test_keeping_a_budget_costs_what_its_parts_cost() -> None:
+    costs = Overheads(watch=1e-5, save=1e-4, move=1e-3, moved_byte=1e-9)
+    assert costs.keeping(100, 10) == pytest.approx(2e-3)
+    assert costs.keeping(100, 10, 3, 10**6) == pytest.approx(6e-3)
 
 
 def test_a_device_is_described() -> None:

@@ -205,6 +205,18 @@ def test_nothing_is_lost_and_budgets_hold(
         assert outcome.thrashed or outcome.failed_at >= 0
 
 
+def test_what_is_slower_than_one_has_patience_for_is_given_up() -> None:
+    graph = make_chain(30, mib=8)
+    slow = Lanes(1e3, 1e3)
+    budget = graph.plain_peak_bytes // 2
+    whole = simulate(graph, "swap-only", budget, slow, patience=1e9)
+    assert whole.fits
+    given_up = simulate(graph, "swap-only", budget, slow, patience=1.5)
+    assert given_up.thrashed
+    assert not given_up.fits
+    assert given_up.seconds < whole.seconds
+
+
 @settings(max_examples=25, deadline=None, derandomize=True, database=None)
 @given(graph=graphs(), policy=st.sampled_from(sorted(RULES)))
 def test_a_run_repeats_itself(graph: Graph, policy: str) -> None:

@@ -9,7 +9,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from lowtide.hardware import EFFICIENCIES, load_measured, save_measured
 from lowtide.recorder.files import read_history
-from lowtide.runtime import kinds, speed
+from lowtide.runtime import kinds, overheads, speed
 
 
 def write_profile(path: Path, steps: int) -> int:
@@ -49,6 +49,7 @@ def test_this_machine_is_measured(
     monkeypatch.setattr(speed, "_STREAM_ELEMENTS", 1 << 16)
     monkeypatch.setattr(speed, "_COPY_BYTES", 1 << 16)
     monkeypatch.setattr(kinds, "_ELEMENTS", (1 << 12, 1 << 14))
+    monkeypatch.setattr(overheads, "_CASES", ((overheads._updates, 20, 0.9),))
     monkeypatch.setenv("LOWTIDE_CACHE_DIR", str(tmp_path))
     said: list[str] = []
     hardware = speed.measure_machine(said.append)
@@ -56,7 +57,8 @@ def test_this_machine_is_measured(
     assert min(hardware.flops.values()) > 0
     assert hardware.to_host == hardware.disk_write > 0
     assert hardware.seconds(1e6, 1e6, "float32", next(iter(EFFICIENCIES))) > 0
-    assert len(said) == 5
+    assert len(said) == 6
+    assert hardware.overheads.call > 0
     assert {row.kind for row in kinds.measure_kinds()} < set(EFFICIENCIES)
     save_measured(hardware)
     assert load_measured() == hardware

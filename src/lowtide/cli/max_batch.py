@@ -72,7 +72,8 @@ def max_batch(
     bisection over plans, and the batch found is recorded once more and checked. The
     batch size goes where {batch} stands among ARGS; without it, lowtide sets that of
     the DataLoaders which the script builds. Without --budget, it is what tensors may
-    have on the device. Where something has to leave, 2 % are kept in reserve. Status 3: not even the smallest batch fits.
+    have on the device. Where something has to leave, 2 % are kept in reserve. Status 3:
+    not even the smallest batch fits.
 
     Examples:
 

@@ -56,6 +56,30 @@ def largest(runs: Callable[[int], bool], start: int = 1, finest: float = 0.0) ->
     return low
 
 
+def near(runs: Callable[[int], bool], guess: int, finest: float = 0.0) -> int:
+    """Find what `largest` finds, from a good guess: in steps that double."""
+    high = max(guess, 1)
+    step = max(1, high // 16)
+    low = 0
+    if runs(high):
+        while runs(high):
+            low, high, step = high, high + step, 2 * step
+    else:
+        while high > 0:
+            below = max(high - step, 0)
+            if below == 0 or runs(below):
+                low = below
+                break
+            high, step = below, 2 * step
+    while high - low > max(1, int(finest * low)):
+        middle = (low + high) // 2
+        if runs(middle):
+            low = middle
+        else:
+            high = middle
+    return low
+
+
 def max_batch(
     make: Make,
     budget_bytes: int,

@@ -28,7 +28,7 @@ from lowtide.scheduler.director import RULES, Lanes, Rules
 from lowtide.scheduler.scheduler import DROP
 from lowtide.simulator.forecast import forecast, managed_versions, parents_of
 from lowtide.simulator.hosting import Hosted, host, hostable
-from lowtide.simulator.simulator import Outcome, planned_budget, simulate
+from lowtide.simulator.simulator import PATIENCE, Outcome, planned_budget, simulate
 from lowtide.trace import Graph
 
 AUTO, KEEPING = "auto", "keep"
@@ -37,6 +37,7 @@ HOSTING = "auto, parameters and optimizer state on the host"
 _AIMS = (1.0, 0.97, 0.93)  # of the budget: what plans are asked for
 _HOSTED = (1, 2, 3)  # thirds of what lasts that live on the host
 _NEEDLESS = 1.02  # a slow-down at which that is not tried
+_RIVALRY = 1.5  # times the best slow-down so far: a policy slower than that is given up
 _LEAST_LANE = 0.1  # of the link that is planned with, whatever else it carries
 
 
@@ -156,7 +157,9 @@ class Contest:
                 seen.add(key)
                 yield self._follow(plan, budget, AUTO)
         for rival in self.rivals:
-            outcome = simulate(self.graph, rival, budget, self.lanes)
+            best = self.best(budget)
+            patience = PATIENCE if best is None else _RIVALRY * best.outcome.slowdown
+            outcome = simulate(self.graph, rival, budget, self.lanes, patience=patience)
             yield Result(outcome, rival, rival, None)
             if outcome.fits:
                 yield self._follow(self._imitate(outcome), budget, f"like {rival}")

@@ -22,6 +22,7 @@ Seconds = float
 _KINDS = (  # the first word found in an operator's name decides
     ("convolution", ("convolution", "conv")),
     ("attention", ("scaled_dot_product",)),
+    ("recurrent", ("rnn", "lstm", "gru")),
     (
         "random",
         ("bernoulli", "randn", "rand", "randint", "dropout", "normal", "uniform"),
@@ -29,7 +30,7 @@ _KINDS = (  # the first word found in an operator's name decides
     ("pooling", ("pool2d", "pool3d", "pool1d")),
     (
         "matmul",
-        ("mm", "bmm", "addmm", "baddbmm", "linear", "rnn", "lstm", "gru", "dot"),
+        ("mm", "bmm", "addmm", "baddbmm", "linear", "dot"),
     ),
     ("normalization", ("norm", "softmax", "cross_entropy", "nll_loss")),
     ("gather", ("embedding", "index", "gather", "scatter", "sort", "topk")),

@@ -57,6 +57,12 @@ def _products() -> Iterator[Case]:
         yield "convolution", flops, n_bytes, partial(F.conv2d, x, w, padding=1)
         pool = partial(F.max_pool2d, x, 2)
         yield "pooling", 0, 4.0 * x.numel() * 1.75, pool  # and indices of 8 bytes
+    for width in (64, 256):
+        layer = torch.nn.LSTM(width, width)
+        sequence = torch.ones(32, 8, width)
+        flops = 2.0 * 32 * 8 * 8 * width * width  # four gates, of input and state
+        n_bytes = 4.0 * (2 * sequence.numel() + 8 * width * width)
+        yield "recurrent", flops, n_bytes, partial(layer, sequence)
     for length in (64, 256):
         q = torch.ones(4, 4, length, 32)
         flops = 4.0 * q.numel() * length

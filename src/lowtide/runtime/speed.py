@@ -20,6 +20,7 @@ import torch
 from lowtide.hardware import MEASURED, Hardware
 from lowtide.runtime.devices import total_memory
 from lowtide.runtime.kinds import measure_kinds
+from lowtide.runtime.overheads import measure_overheads
 from lowtide.runtime.transfers import DiskLane
 
 _TRIES = 5
@@ -51,6 +52,8 @@ def measure_machine(say: Say, *, directory: Path | None = None) -> Hardware:
     disk_write, disk_read = _measure_disk(directory)
     say("timing operators of each kind")
     kinds = measure_kinds()
+    say("keeping budgets of small networks")
+    overheads = measure_overheads()
     threads = torch.get_num_threads()
     machine = Hardware(
         name=MEASURED,
@@ -65,6 +68,7 @@ def measure_machine(say: Say, *, directory: Path | None = None) -> Hardware:
         source=f"measured with torch {torch.__version__}, {threads} threads, "
         f"{platform.machine()}, {platform.system()}",
         launch=_measure_launch(),
+        overheads=overheads,
     )
     return machine.calibrated(kinds)
 

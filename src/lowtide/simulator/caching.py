@@ -26,6 +26,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -143,6 +144,9 @@ MODELS: dict[str, Rules] = {
 }
 
 
+_Entry = tuple[Any, ...]  # size, segment, address and the block itself
+
+
 @dataclass(slots=True, eq=False)
 class _Block:
     segment: int
@@ -153,9 +157,7 @@ class _Block:
     since: int = 0  # the request at which it became free
     before: _Block | None = None
     after: _Block | None = None
-
-    def key(self) -> tuple[int, int, int]:
-        return self.size, self.segment, self.address
+    entry: _Entry = ()  # in its list of free blocks
 
 
 @dataclass(slots=True)
@@ -168,8 +170,7 @@ class _Allocator:
     state: int = 0  # of Rules.segment
     requests: int = 0
     # Free blocks of the two pools, by size, then by address.
-    keys: tuple[list[tuple[int, int, int]], ...] = ([], [])
-    blocks: tuple[dict[tuple[int, int, int], _Block], ...] = ({}, {})
+    unused: tuple[list[_Entry], list[_Entry]] = field(default_factory=lambda: ([], []))
     ends: dict[int, _Block] = field(default_factory=dict)  # expandable: the last one
 
     def allocate(self, request: int) -> _Block | None:
@@ -196,11 +197,11 @@ class _Allocator:
         self._remember(block)
 
     def _find(self, size: int, pool: int) -> _Block | None:
-        keys = self.keys[pool]
-        at = bisect_left(keys, (size, -1, -1))
-        if at == len(keys):
+        unused = self.unused[pool]
+        at = bisect_left(unused, (size,))
+        if at == len(unused):
             return None
-        block = self.blocks[pool][keys[at]]
+        block: _Block = unused[at][-1]
         return block if self.rules.lends(block.size, size) else None
 
     def _take(self, size: int, pool: int) -> _Block | None:
@@ -256,7 +257,7 @@ class _Allocator:
     def _whole_segments(self, pool: int) -> list[_Block]:
         return [
             block
-            for block in self.blocks[pool].values()
+            for *_, block in self.unused[pool]
             if block.before is None and block.after is None
         ]
 
@@ -265,13 +266,13 @@ class _Allocator:
         self.reserved -= block.size
 
     def _remember(self, block: _Block) -> None:
-        insort(self.keys[block.pool], block.key())
-        self.blocks[block.pool][block.key()] = block
+        block.entry = block.size, block.segment, block.address, block
+        insort(self.unused[block.pool], block.entry)
 
     def _forget(self, block: _Block) -> None:
-        keys = self.keys[block.pool]
-        del keys[bisect_left(keys, block.key())]
-        del self.blocks[block.pool][block.key()]
+        unused = self.unused[block.pool]
+        del unused[bisect_left(unused, block.entry)]
+        block.entry = ()
 
     def _cut(self, block: _Block, size: int) -> None:
         rest = _Block(
@@ -331,12 +332,13 @@ def simulate_allocator(
     Returns:
         The peaks, and whether the device was large enough.
     """
-    allocator = _Allocator(rules, capacity_bytes, keys=([], []), blocks=({}, {}))
+    allocator = _Allocator(rules, capacity_bytes)
+    sizes = blocks["bytes"].tolist()
     held: dict[int, _Block] = {}
     live = peak = 0
     fits = True
     for i, born in _events(blocks):
-        size = int(blocks["bytes"][i])
+        size = sizes[i]
         if size == 0:
             continue
         if not born:

@@ -28,7 +28,7 @@ from lowtide.trace import Graph
 
 _FILLING = 0.6  # of the budget: above it, copies start without a plan
 _TIGHT = 0.99  # of the budget: what a plan aims for
-_PATIENCE = 10.0  # plain steps after which a run is given up as thrashing
+PATIENCE = 10.0  # plain steps after which a run is given up as thrashing
 
 
 class Plan(Protocol):
@@ -92,6 +92,7 @@ class _Run:
         self.graph = graph
         self.rules = rules
         self.budget = budget
+        self.patience = PATIENCE
         self.clock = Clock()
         self.watch = watch
         kind = Buffer if watch is None else WatchedBuffer
@@ -160,7 +161,7 @@ class _Run:
 
     def run(self) -> tuple[int, bool]:
         """Run every operator; returns the one that failed, and whether it thrashed."""
-        limit = _PATIENCE * self.graph.seconds
+        limit = self.patience * self.graph.seconds
         for operator in self.operators:
             if self.clock.now > limit:
                 return -1, True
@@ -251,6 +252,7 @@ def simulate(
     seed: int = 0,
     watch: Watch | None = None,
     hosted: Hosted | None = None,
+    patience: float = PATIENCE,
 ) -> Outcome:
     """Run one iteration of a graph under a budget.
 
@@ -264,8 +266,10 @@ def simulate(
         seed: of the "random" policy.
         watch: collects what an allocator would be asked for.
         hosted: parameters and optimizer state that live on the host.
+        patience: slow-down from which the iteration is given up as thrashing.
     """
     run = _Run(graph, RULES[policy], budget_bytes, lanes, seed, plan, watch, hosted)
+    run.patience = patience
     failed_at, thrashed = run.run()
     machine, ranked = run.machine, run.scheduler.ranked
     tally = machine.tally
