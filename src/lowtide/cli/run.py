@@ -36,7 +36,7 @@ class Request:
     """What was asked for on the command line."""
 
     budget: str
-    device: str
+    device: str = "cpu"
     host: str
     disk_writes: str | None
     spill_dir: Path | None
