@@ -10,7 +10,10 @@ _PATTERNS = tuple(
     (kind, re.compile(pattern))
     for kind, pattern in (
         ("attention", r"attention|flash|sdpa"),
+        ("convolution_backward", r"conv.*backward"),
         ("convolution", r"conv"),
+        ("batchnorm", r"batch_norm"),
+        ("safesoftmax", r"safe_softmax"),
         ("normalization", r"norm"),
         ("matmul", r"(^|[^a-z])(b?mm|baddbmm|addb?mm|matmul|linear|mv|dot|einsum)\b"),
         ("matmul", r"(^|_)(b?mm|linear)_"),

@@ -223,7 +223,11 @@ def test_views_and_requests_for_memory_take_no_time() -> None:
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
-        ("aten::convolution_backward", "convolution"),
+        ("aten::convolution_backward", "convolution_backward"),
+        ("aten::convolution", "convolution"),
+        ("aten::native_batch_norm_backward", "batchnorm"),
+        ("aten::_safe_softmax", "safesoftmax"),
+        ("aten::mkldnn_rnn_layer", "recurrent"),
         ("aten::addmm", "matmul"),
         ("bmm", "matmul"),
         ("linear_backward", "matmul"),

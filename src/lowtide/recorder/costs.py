@@ -20,6 +20,7 @@ Bytes = int
 Seconds = float
 
 _KINDS = (  # the first word found in an operator's name decides
+    ("convolution_backward", ("convolution_backward",)),
     ("convolution", ("convolution", "conv")),
     ("attention", ("scaled_dot_product",)),
     ("recurrent", ("rnn", "lstm", "gru")),
@@ -32,6 +33,8 @@ _KINDS = (  # the first word found in an operator's name decides
         "matmul",
         ("mm", "bmm", "addmm", "baddbmm", "linear", "dot"),
     ),
+    ("batchnorm", ("batch_norm",)),
+    ("safesoftmax", ("safe_softmax",)),
     ("normalization", ("norm", "softmax", "cross_entropy", "nll_loss")),
     ("gather", ("embedding", "index", "gather", "scatter", "sort", "topk")),
     ("copy", ("copy", "clone", "cat", "stack", "fill", "zero", "ones", "empty")),

@@ -126,6 +126,15 @@ class _Run:
             self._settling.setdefault(self.buffers[i].held, []).append(self.buffers[i])
         for buffer in self.buffers:
             self._dying.setdefault(buffer.dead, []).append(buffer)
+        # Autograd unpacks a value for its last use, and holds it until it is done.
+        self._taken: dict[int, list[Buffer]] = {}
+        last: dict[int, int] = {}
+        for version, _, use in graph.saves.tolist():
+            last[version] = max(last.get(version, -1), use)
+        for i in managed_versions(graph):
+            use, buffer = last.get(i, -1), self.buffers[i]
+            if 0 <= use < buffer.dead - 1:
+                self._taken.setdefault(use, []).append(buffer)
 
     def _begin_visits(self) -> None:
         """Tell the scheduler of what lives on the host, all of it away."""
@@ -181,6 +190,9 @@ class _Run:
         for parent in operator.inputs:
             machine.bring_back(parent)
             scheduler.touched(parent)
+        for buffer in self._taken.get(operator.index, ()):
+            machine.bring_back(buffer)
+            buffer.locks += 1
         assert all(parent.resident for parent in operator.inputs)
         fresh = sum(b.nbytes for b in operator.outputs if b.reuses < 0)
         need = fresh + operator.workspace
