@@ -2,6 +2,7 @@
 
     python benchmarks/pool.py                           # footprint, RSS and step times
     python benchmarks/pool.py --rounds 0 --changing     # memory alone, changing shapes
+    python benchmarks/pool.py --rounds 0 --at 50        # within half of the plain peak
     python benchmarks/pool.py --pairs                   # nanoseconds a pair, in C++
 
 Contestants: `default`, torch's allocator on glibc as it is; `tuned`, the same with
@@ -12,6 +13,11 @@ peak resident memory above that of the same process after a tiny training of the
 model; `over_rss`, that less the peak live bytes; `hits`, the part of the requests that
 got planned places; `ratio`, step time against `default`, of interleaved rounds.
 `same` says whether all losses equal those of `default` to the last bit.
+
+With `--at` two more train within a budget, of so many per cent of the peak of `arena`:
+`budget` without a pool, `pooled` with one. Their `footprint` is the high-water mark of
+all that is live and kept, in the arena and beside it, over the budget, once the first
+two steps have shown what there is.
 """
 
 import argparse
@@ -38,8 +44,10 @@ TUNED = (
     "glibc.malloc.mmap_threshold=17179869184:glibc.malloc.trim_threshold=17179869184"
 )
 CONTESTANTS = ("default", "tuned", "arena", "pool")
+WITHIN = ("budget", "pooled")
 COLUMNS = (
-    *("model", "shapes", "contestant", "live_bytes", "footprint", "rss_bytes"),
+    *("model", "shapes", "contestant", "budget_bytes", "live_bytes", "footprint"),
+    "rss_bytes",
     *("over_rss_bytes", "hits", "fresh_bytes", "seconds", "ratio", "same"),
 )
 
@@ -48,13 +56,20 @@ class Training:
     """One training in this process; steps on request."""
 
     def __init__(
-        self, model: str, *, contestant: str, changing: bool, quick: bool
+        self,
+        model: str,
+        *,
+        contestant: str,
+        changing: bool,
+        quick: bool,
+        budget: int | None = None,
     ) -> None:
         from benchmarks import models
 
         self.counter: Any = None
         self.pool: Any = None
-        if contestant in ("arena", "pool"):
+        self.session: Any = None
+        if contestant not in ("default", "tuned"):
             from lowtide.runtime.allocator import install
             from lowtide.runtime.arena import Arena, Pool
 
@@ -74,6 +89,11 @@ class Training:
         self.live = 0
         _reset_peak_of_resident()
         self.requests = self.hits = self.fresh = 0
+        if contestant in WITHIN:
+            from lowtide.runtime.session import Session
+
+            self.session = Session(budget, pool=contestant == "pooled")
+            self.session.__enter__()
 
     def step(self, count: int = 1) -> Row:
         """Run some steps; tell the time of each, and the losses."""
@@ -108,9 +128,14 @@ class Training:
         arena = self.arena.figures
         row["live_bytes"] = self.counter.peak.value
         row["footprint"] = arena.footprint / arena.most_asked
+        if self.session is not None:
+            row["live_bytes"] = self.session.report().peak_bytes
+            beside = max(0, row["live_bytes"] - arena.most_asked)  # small blocks
+            row["budget_bytes"] = self.session.budget
+            row["footprint"] = (arena.footprint + beside) / self.session.budget
         row["over_rss_bytes"] = row["rss_bytes"] - row["live_bytes"]
         row["fresh_bytes"] = self.fresh
-        if self.pool is not None:
+        if self.pool is not None or (self.session is not None and self.session.pool):
             row["hits"] = self.hits / self.requests
         return row
 
@@ -149,6 +174,7 @@ def compete(model: str, arguments: argparse.Namespace) -> list[Row]:
     rows = []
     workers: dict[str, Worker] = {}
     losses: dict[str, list[str]] = {}
+    budget = None
     try:
         for name in arguments.contestants:
             environment = os.environ.copy()
@@ -163,6 +189,7 @@ def compete(model: str, arguments: argparse.Namespace) -> list[Row]:
                 contestant=name,
                 changing=arguments.changing,
                 quick=arguments.quick,
+                budget=budget,
             )
             losses[name] = workers[name].ask(do="step", count=2)["losses"]
             workers[name].ask(do="reset")
@@ -172,6 +199,8 @@ def compete(model: str, arguments: argparse.Namespace) -> list[Row]:
             row["shapes"] = "changing" if arguments.changing else "fixed"
             row["same"] = losses[name] == losses[arguments.contestants[0]]
             rows.append({**row, **workers[name].ask(do="figures")})
+            if name == "arena" and arguments.at:
+                budget = int(rows[-1]["live_bytes"] * arguments.at / 100)
         _time(rows, workers, arguments.rounds)
     finally:
         for worker in workers.values():
@@ -197,6 +226,8 @@ def _time(rows: list[Row], workers: dict[str, Worker], rounds: int) -> None:
 
 def time_pairs() -> None:
     """Compile and run the C++ benchmark of allocation and release."""
+    from lowtide.runtime.shim import _UNITS
+
     cpp = harness.ROOT / "cpp"
     with tempfile.TemporaryDirectory() as folder:
         program = Path(folder) / "pairs"
@@ -204,7 +235,7 @@ def time_pairs() -> None:
         subprocess.run(
             [
                 *(os.environ.get("CXX", "g++"), "-std=c++20", "-O2", f"-I{cpp}"),
-                *(str(source), str(cpp / "arena.cc"), str(cpp / "ranges.cc")),
+                *(str(source), *(str(cpp / name) for name in _UNITS)),
                 *("-o", str(program)),
             ],
             check=True,
@@ -233,7 +264,10 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--pairs", action="store_true", help="the C++ benchmark only")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--at", type=float, metavar="PERCENT", help="of the plain peak")
     arguments = parser.parse_args()
+    if arguments.at:
+        arguments.contestants = ("default", "arena", *WITHIN)
     if arguments.serve:
         serve()
         return

@@ -4,24 +4,14 @@
 #include <sys/mman.h>
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
 namespace lowtide {
 namespace {
 
-constexpr Page kHugePages = 512;              // pages in a huge page
-constexpr std::int64_t kTolerated = 6 << 20;  // bytes beyond the largest live ones
-constexpr unsigned char kPattern = 0xdb;
-
-std::int64_t bytes_of(Page pages) { return std::int64_t{pages} * kPageBytes; }
-
 Page pages_for(std::size_t bytes) {
   return static_cast<Page>((bytes + kPageBytes - 1) / kPageBytes);
 }
-
-Page up_to_huge(Page page) { return (page + kHugePages - 1) & ~(kHugePages - 1); }
-Page down_to_huge(Page page) { return page & ~(kHugePages - 1); }
 
 }  // namespace
 
@@ -103,11 +93,13 @@ Id Arena::planned(Page pages, std::int64_t op) {
 }
 
 // Prefers pages that are kept: outside the zone, and in it where no plan will
-// want them. A range that is mostly clean competes with the clean ones.
+// want them, or where others would have to be given back for fresh ones. A range
+// that is mostly clean competes with the clean ones.
 Id Arena::as_it_comes(Page pages) {
   Id id = ranges_.best_fit(kKept, pages);
   if (id == kNil || ranges_[id].touched < pages) {
-    const Id in_zone = past_plan_ ? ranges_.best_fit(kKeptInZone, pages) : kNil;
+    const bool lends = past_plan_ || is_full(pages);
+    const Id in_zone = lends ? ranges_.best_fit(kKeptInZone, pages) : kNil;
     const Id clean = ranges_.best_fit(kClean, pages);
     if (in_zone != kNil && ranges_[in_zone].touched >= pages) {
       id = in_zone;
@@ -241,110 +233,6 @@ Arena::Freed Arena::release(void* data) {
   return freed;
 }
 
-// ---- what is kept -----------------------------------------------------------
-
-std::int64_t Arena::elsewhere() const {
-  const std::int64_t all = all_live_.load(std::memory_order_relaxed);
-  return std::max<std::int64_t>(0, all - figures_.asked);
-}
-
-// Gives kept pages back beyond the limit: what plans do not use first; whole huge
-// pages, then parts of them, which breaks them. A little too much is not worth it,
-// but for a budget, or where a plan has a use for the memory.
-void Arena::keep_within_limit(std::int64_t others) {
-  const bool strict = limit_ >= 0 && limit_ < most_ + kTolerated;
-  const std::int64_t tolerated = strict ? 0 : kTolerated;
-  const std::int64_t limit = (strict ? limit_ : most_) - others;
-  if (figures_.live + figures_.kept - limit <= tolerated) {
-    return;
-  }
-  for (const Kind kind : {kKept, kKeptInZone}) {
-    for (const bool ragged : {false, true}) {
-      const bool some_stay = ragged && (kind == kKeptInZone || !plan_);
-      const std::int64_t excess =
-          figures_.live + figures_.kept - limit - (some_stay ? tolerated : 0);
-      if (excess > 0) {
-        const std::int64_t bytes = std::min(excess, figures_.kept);
-        give_back_most(kind, static_cast<Page>((bytes + kPageBytes - 1) / kPageBytes),
-                       ragged);
-      }
-    }
-  }
-}
-
-// Large ranges go first.
-void Arena::give_back_most(Kind kind, Page wanted, bool ragged) {
-  const Page least = ragged ? 0 : Bins::of(kHugePages);
-  const Bins& bins = ranges_.bins(kind);
-  for (Page bin = Bins::kCount; wanted > 0 && bin-- > least;) {
-    if (bins.filled[bin / 64] == 0) {
-      bin = bin / 64 * 64;
-      continue;
-    }
-    for (Id id = bins.first[bin], next; id != kNil && wanted > 0; id = next) {
-      next = ranges_[id].bin_after;
-      wanted -= std::min(wanted, give_back(id, wanted, ragged));
-    }
-  }
-}
-
-// Gives pages of a free range back to the system; returns how many.
-Page Arena::give_back(Id id, Page wanted, bool ragged) {
-  ranges_.leave(id);
-  Extent& extent = ranges_[id];
-  const Page end = extent.end();
-  Page given = 0;
-  for (Page at = extent.page, left = extent.touched; left > 0 && given < wanted;) {
-    Page start = ranges_.touched.next(at, end, true);
-    Page stop = ranges_.touched.next(start, end, false);
-    left -= stop - start;
-    at = stop;
-    if (ragged) {
-      stop = std::min(stop, start + (wanted - given));
-    } else {
-      start = up_to_huge(start);
-      stop = std::min(down_to_huge(stop), up_to_huge(start + (wanted - given)));
-    }
-    if (start < stop) {
-      discard(start, stop - start);
-      given += stop - start;
-    }
-  }
-  extent.touched -= given;
-  extent.packed = extent.touched == 0 || (extent.packed && given == 0);
-  ranges_.enter(id);
-  return given;
-}
-
-void Arena::discard(Page page, Page pages) {
-  if (huge_ && page % kHugePages != 0) {
-    *address(page) = 0;  // or it comes again with the rest of its huge page
-  }
-  if (huge_ && (page + pages) % kHugePages != 0) {
-    *address(page + pages - 1) = 0;
-  }
-  madvise(address(page), std::size_t{pages} * kPageBytes, MADV_DONTNEED);
-  ranges_.touched.erase(page, pages);
-  figures_.kept -= bytes_of(pages);
-  figures_.returned += bytes_of(pages);
-}
-
-void Arena::keep(std::int64_t bytes) {
-  const std::lock_guard<std::mutex> guard(mutex);
-  limit_ = bytes;
-  keep_within_limit(elsewhere());
-}
-
-std::int64_t Arena::trim() {
-  const std::lock_guard<std::mutex> guard(mutex);
-  const std::int64_t kept = figures_.kept;
-  const std::int64_t limit = std::exchange(limit_, 0);
-  keep_within_limit(elsewhere());
-  limit_ = limit;
-  most_ = figures_.live + elsewhere();
-  return kept;
-}
-
 // ---- plans ------------------------------------------------------------------
 
 void Arena::set_plan(std::size_t plan, std::vector<std::uint32_t> first,
@@ -414,48 +302,6 @@ void Arena::reset_footprint() {
   const std::lock_guard<std::mutex> guard(mutex);
   figures_.footprint = figures_.live + figures_.kept;
   figures_.most_asked = figures_.asked;
-}
-
-// ---- debugging --------------------------------------------------------------
-
-void Arena::set_debug(bool on) {
-  const std::lock_guard<std::mutex> guard(mutex);
-  if (on && !debug_ && !taken_.reserve(end_)) {
-    return;
-  }
-  debug_ = on;
-  for (Id id = on ? ranges_.around(0) : kNil; id != kNil; id = ranges_[id].after) {
-    const Extent& extent = ranges_[id];
-    if (!extent.free) {
-      taken_.insert(extent.page, extent.pages);
-    } else if (extent.touched > 0) {
-      fill(extent.page, extent.pages);
-    }
-  }
-}
-
-void Arena::fill(Page page, Page pages) {
-  const Page end = page + pages;
-  for (Page start = ranges_.touched.next(page, end, true); start < end;) {
-    const Page stop = ranges_.touched.next(start, end, false);
-    std::memset(address(start), kPattern, std::size_t{stop - start} * kPageBytes);
-    start = ranges_.touched.next(stop, end, true);
-  }
-  taken_.erase(page, pages);
-}
-
-void Arena::check(Page page, Page pages) {
-  figures_.damaged += taken_.count(page, pages);
-  taken_.insert(page, pages);
-  static const auto filled = [] {
-    std::vector<unsigned char> bytes(kPageBytes, kPattern);
-    return bytes;
-  }();
-  for (Page at = page; at < page + pages; ++at) {
-    if (ranges_.touched.has(at) && std::memcmp(address(at), filled.data(), kPageBytes) != 0) {
-      ++figures_.damaged;
-    }
-  }
 }
 
 }  // namespace lowtide

@@ -33,6 +33,15 @@
 namespace lowtide {
 
 constexpr std::size_t kPageBytes = 4096;
+constexpr Page kHugePages = 512;  // pages in a huge page
+
+inline std::int64_t bytes_of(Page pages) {
+  return std::int64_t{pages} * kPageBytes;
+}
+inline Page up_to_huge(Page page) {
+  return (page + kHugePages - 1) & ~(kHugePages - 1);
+}
+inline Page down_to_huge(Page page) { return page & ~(kHugePages - 1); }
 
 // The order is the interface: runtime/arena.py reads these by index.
 struct ArenaFigures {
@@ -126,6 +135,7 @@ class Arena {
   Id find_live(const void* data);
 
   std::int64_t elsewhere() const;  // bytes live outside the arena
+  bool is_full(Page pages) const;  // no room for so many fresh pages
   void keep_within_limit(std::int64_t others);
   void give_back_most(Kind kind, Page wanted, bool ragged);
   Page give_back(Id id, Page wanted, bool ragged);

@@ -26,7 +26,6 @@
 #include <c10/core/impl/alloc_cpu.h>
 
 #include <pthread.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -41,6 +40,8 @@
 
 #include "arena.h"
 #include "block_log.h"
+#include "block_table.h"
+#include "counters.h"
 
 C10_DECLARE_bool(caffe2_cpu_allocator_do_zero_fill);
 C10_DECLARE_bool(caffe2_cpu_allocator_do_junk_fill);
@@ -51,27 +52,27 @@ using lowtide::Arena;
 using lowtide::ArenaFigures;
 using lowtide::BlockLog;
 using lowtide::BlockRecord;
+using lowtide::BlockTable;
+using lowtide::Counters;
+using lowtide::Owner;
 using lowtide::Place;
+using lowtide::Slot;
+using enum lowtide::Owner;
 
 constexpr size_t kPage = 4096;
 constexpr size_t kPagedFrom = 64 * 1024;         // smaller blocks: c10's way
-constexpr int kShards = 64;                      // a power of two
-constexpr size_t kFirstSlots = 256;              // per shard, a power of two
 constexpr uint8_t kPriority = 1;                 // above c10's default of 0
 
-struct alignas(64) Counter {
-  std::atomic<int64_t> value{0};
-};
-
-// The order is the interface: allocator.py reads these by index.
-struct Counters {
-  Counter live;     // bytes asked for and not freed yet
-  Counter peak;     // largest live since the last reset
-  Counter op_peak;  // the same, reset at the start of each operator
-  Counter op;       // the operator that runs, as Python numbers it
-};
-
 Counters counters;
+BlockTable table;  // of all but the arena's
+
+// Enters a block. False: there is no memory for a larger table.
+bool insert(void* data, size_t bytes, Owner owner, uint64_t record) {
+  size_t lost = 0;
+  const bool done = table.insert(data, bytes, owner, record, lost);
+  counters.drop_live(lost);
+  return done;
+}
 
 // The thread that runs operators one after the other; others come at any time,
 // and what they ask for has no place in that order. Zero: nobody said so far.
@@ -94,144 +95,6 @@ int32_t operator_now() {
 BlockLog& block_log() {
   static auto& leaked = *new BlockLog;
   return leaked;
-}
-
-void raise_to(std::atomic<int64_t>& peak, int64_t bytes) {
-  int64_t seen = peak.load(std::memory_order_relaxed);
-  while (seen < bytes && !peak.compare_exchange_weak(
-                             seen, bytes, std::memory_order_relaxed)) {
-  }
-}
-
-void add_live(int64_t bytes) {
-  const int64_t live =
-      counters.live.value.fetch_add(bytes, std::memory_order_relaxed) + bytes;
-  raise_to(counters.peak.value, live);
-  raise_to(counters.op_peak.value, live);
-}
-
-// Who has the memory of a block. The arena keeps the books of its own blocks.
-enum Owner : uint64_t { kC10 = 0, kMalloc = 1, kArena = 2 };
-
-// What is known about one live block. An empty slot has address 0.
-struct Slot {
-  uintptr_t address;
-  uint64_t bytes_and_owner;  // bytes asked for, times four, plus the owner
-  uint64_t record;           // in the log of blocks
-
-  size_t bytes() const { return bytes_and_owner / 4; }
-  Owner owner() const { return static_cast<Owner>(bytes_and_owner & 3); }
-};
-
-// One part of the table: open addressing, linear probing. Its memory comes from
-// mmap, so that no lock of ours is ever held while malloc takes one of its own.
-struct alignas(64) Shard {
-  std::mutex mutex;
-  Slot* slots;      // null until the first block
-  size_t capacity;  // a power of two
-  size_t used;
-  int64_t inserted;  // so far
-};
-
-Shard shards[kShards];
-
-uint64_t hash(uintptr_t address) {
-  // Addresses are multiples of 64 or of 4096: multiply, then use the high bits.
-  return (static_cast<uint64_t>(address) >> 6) * 0x9e3779b97f4a7c15ULL;
-}
-
-Shard& shard_of(uintptr_t address) {
-  return shards[hash(address) >> 58];
-}
-
-size_t home(const Shard& shard, uintptr_t address) {
-  return (hash(address) >> 20) & (shard.capacity - 1);
-}
-
-size_t find(const Shard& shard, uintptr_t address) {
-  size_t i = home(shard, address);
-  while (shard.slots[i].address != 0 && shard.slots[i].address != address) {
-    i = (i + 1) & (shard.capacity - 1);
-  }
-  return i;
-}
-
-bool grow(Shard& shard) {
-  Slot* const old_slots = shard.slots;
-  const size_t old_capacity = shard.capacity;
-  const size_t capacity = old_slots ? old_capacity * 2 : kFirstSlots;
-  void* fresh = mmap(nullptr, capacity * sizeof(Slot), PROT_READ | PROT_WRITE,
-                     MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (fresh == MAP_FAILED) {
-    return false;
-  }
-  shard.slots = static_cast<Slot*>(fresh);
-  shard.capacity = capacity;
-  for (size_t i = 0; i < old_capacity; ++i) {
-    if (old_slots[i].address != 0) {
-      shard.slots[find(shard, old_slots[i].address)] = old_slots[i];
-    }
-  }
-  if (old_slots) {
-    munmap(old_slots, old_capacity * sizeof(Slot));
-  }
-  return true;
-}
-
-// Enters a block. False: there is no memory for a larger table.
-bool insert(void* data, size_t bytes, Owner owner, uint64_t record) {
-  const auto address = reinterpret_cast<uintptr_t>(data);
-  Shard& shard = shard_of(address);
-  std::lock_guard<std::mutex> guard(shard.mutex);
-  if (shard.used + 1 > shard.capacity / 4 * 3 && !grow(shard)) {
-    return false;
-  }
-  Slot& slot = shard.slots[find(shard, address)];
-  if (slot.address != 0) {
-    // The former block here was freed behind our back: it is gone by now.
-    counters.live.value.fetch_sub(
-        static_cast<int64_t>(slot.bytes()), std::memory_order_relaxed);
-    --shard.used;
-  }
-  slot = {address, bytes * 4 + owner, record};
-  ++shard.used;
-  ++shard.inserted;
-  return true;
-}
-
-// Takes a block out. A slot with address 0: it was not ours.
-Slot remove(void* data) {
-  const auto address = reinterpret_cast<uintptr_t>(data);
-  Shard& shard = shard_of(address);
-  std::lock_guard<std::mutex> guard(shard.mutex);
-  if (!shard.slots) {
-    return {0, 0, 0};
-  }
-  size_t hole = find(shard, address);
-  const Slot found = shard.slots[hole];
-  if (found.address == 0) {
-    return found;
-  }
-  // Close the hole: move back each later entry of the run that may stand there.
-  const size_t mask = shard.capacity - 1;
-  for (size_t i = (hole + 1) & mask; shard.slots[i].address != 0;
-       i = (i + 1) & mask) {
-    const size_t wanted = home(shard, shard.slots[i].address);
-    if (((i - wanted) & mask) >= ((i - hole) & mask)) {
-      shard.slots[hole] = shard.slots[i];
-      hole = i;
-    }
-  }
-  shard.slots[hole] = {0, 0, 0};
-  --shard.used;
-  return found;
-}
-
-Slot look_up(const void* data) {
-  const auto address = reinterpret_cast<uintptr_t>(data);
-  Shard& shard = shard_of(address);
-  std::lock_guard<std::mutex> guard(shard.mutex);
-  return shard.slots ? shard.slots[find(shard, address)] : Slot{0, 0, 0};
 }
 
 // Whether the kernel gives huge pages, and they are not turned off by the variable
@@ -328,7 +191,7 @@ struct CountingAllocator final : c10::Allocator {
       TORCH_CHECK(false, "lowtide: can't allocate memory for the table of blocks"
                   " while allocating ", bytes, " bytes");
     }
-    add_live(static_cast<int64_t>(bytes));
+    counters.add_live(static_cast<int64_t>(bytes));
     c10::profiledCPUMemoryReporter().New(data, bytes);
     return {data, data, &release, cpu};
   }
@@ -365,10 +228,9 @@ void release(void* data) {
     return;
   }
   // Out of the table first: once freed, the address may be handed out again.
-  const Slot slot = remove(data);
+  const Slot slot = table.remove(data);
   if (slot.address != 0) {
-    counters.live.value.fetch_sub(
-        static_cast<int64_t>(slot.bytes()), std::memory_order_relaxed);
+    counters.drop_live(slot.bytes());
     note_death(slot.record);
   }
   c10::profiledCPUMemoryReporter().Delete(data);
@@ -379,15 +241,11 @@ void release(void* data) {
 void lock_all() {
   block_log().mutex.lock();
   arena().mutex.lock();
-  for (Shard& shard : shards) {
-    shard.mutex.lock();
-  }
+  table.lock();
 }
 
 void unlock_all() {
-  for (Shard& shard : shards) {
-    shard.mutex.unlock();
-  }
+  table.unlock();
   arena().mutex.unlock();
   block_log().mutex.unlock();
 }
@@ -420,7 +278,7 @@ __attribute__((visibility("default"))) bool lowtide_is_current() {
 
 // Counts bytes that live elsewhere (negative: no longer).
 __attribute__((visibility("default"))) void lowtide_adjust(int64_t bytes) {
-  add_live(bytes);
+  counters.add_live(bytes);
 }
 
 // Takes over a storage from the time before us and returns its bytes; 0 where
@@ -443,18 +301,13 @@ __attribute__((visibility("default"))) int64_t lowtide_adopt(void* storage) {
     return 0;
   }
   (void)block.compare_exchange_deleter(former->raw_deleter(), &release);
-  add_live(static_cast<int64_t>(bytes));
+  counters.add_live(static_cast<int64_t>(bytes));
   return static_cast<int64_t>(bytes);
 }
 
 // Counts the blocks handed out or adopted so far.
 __attribute__((visibility("default"))) int64_t lowtide_blocks() {
-  int64_t blocks = arena().blocks();
-  for (Shard& shard : shards) {
-    std::lock_guard<std::mutex> guard(shard.mutex);
-    blocks += shard.inserted;
-  }
-  return blocks;
+  return arena().blocks() + table.inserted();
 }
 
 // Bytes asked for by the live block that starts here; -1: not ours.
@@ -462,7 +315,7 @@ __attribute__((visibility("default"))) int64_t lowtide_bytes(void* data) {
   if (const size_t bytes = arena().bytes_at(data)) {
     return static_cast<int64_t>(bytes);
   }
-  const Slot slot = look_up(data);
+  const Slot slot = table.look_up(data);
   return slot.address ? static_cast<int64_t>(slot.bytes()) : -1;
 }
 

@@ -65,7 +65,7 @@ def test_no_overlap_whatever_threads_and_plans_do(tmp_path: Path) -> None:
     subprocess.run(
         [
             *(*shim._compiler(), "-std=c++20", "-O1", "-pthread", f"-I{cpp}"),
-            *(str(source), str(cpp / "arena.cc"), str(cpp / "ranges.cc")),
+            *(str(source), *(str(cpp / name) for name in shim._UNITS)),
             *("-o", str(program)),
         ],
         check=True,

@@ -26,8 +26,11 @@ import torch
 
 _COMPILERS = ("g++", "clang++", "c++")
 _STEM = "cpu_allocator"
-_UNITS = ("arena.cc", "ranges.cc")  # beside it
-_HEADERS = ("arena.h", "block_log.h", "pages.h", "ranges.h")
+_UNITS = ("arena.cc", "arena_free.cc", "ranges.cc")  # beside it
+_HEADERS = (
+    *("arena.h", "block_log.h", "block_table.h", "counters.h", "pages.h"),
+    "ranges.h",
+)
 _SHOWN_LINES = 15
 
 _NUMBER, _COUNT, _POINTER = ctypes.c_int64, ctypes.c_uint64, ctypes.c_void_p
