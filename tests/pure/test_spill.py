@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lowtide.runtime.spill import PAGE, Extent, Extents, whole_pages
+from lowtide.runtime.extents import PAGE, Extent, Extents, whole_pages
 
 # A step asks for bytes, or gives back one of the pieces that are held.
 steps = st.lists(

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from lowtide.errors import SpillError
+from lowtide.runtime.extents import whole_pages
 from lowtide.runtime.jobs import Track
-from lowtide.runtime.spill import DiskCalls, spill_directory, whole_pages
+from lowtide.runtime.spill import DiskCalls, spill_directory
 from lowtide.runtime.transfers import DiskLane, Read
 from tests.pure.blocks import MANY, Block, Gate, failing, round_trip
 

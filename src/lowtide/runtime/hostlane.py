@@ -133,6 +133,7 @@ class HostLane:
         """Note that a step begins: limits by the step count anew."""
         with self._lock:
             self._look()
+            self.slabs.begin_step()
         if self.below is not None:
             self.below.begin_step()
 

@@ -11,7 +11,8 @@ from collections import deque
 from typing import Any, Protocol, TypeAlias
 
 from lowtide.errors import SpillError
-from lowtide.runtime.spill import Address, Bytes, Extent
+from lowtide.runtime.extents import Extent
+from lowtide.runtime.spill import Address, Bytes
 
 Seconds: TypeAlias = float
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The spill file: where it lies, which of its bytes are in use, and how they move.
+"""The spill file: where it lies, and how bytes move between it and memory.
 
 The file has no name from birth, so that nothing is left of it when the process dies,
 however it dies. It is opened with O_DIRECT where the file system permits: bytes then
@@ -18,20 +18,20 @@ import logging
 import mmap
 import os
 import secrets
-from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 from lowtide.errors import SpillError
+from lowtide.runtime.extents import PAGE, Extent, whole_pages
+from lowtide.runtime.extents import Bytes as Bytes
 
 _log = logging.getLogger("lowtide")
 
-Bytes: TypeAlias = int
 Address: TypeAlias = int
 
-PAGE: Bytes = 4096
 _BOUNCE: Bytes = 4 * 2**20
 _MEMORY_FILE_SYSTEMS = ("tmpfs", "ramfs", "devtmpfs")
 _WRITABLE = 0x200  # PyBUF_WRITE
@@ -56,83 +56,6 @@ class DiskCalls:
     preadv: Callable[[int, Sequence[memoryview], int], int] = os.preadv
 
 
-class Extent(NamedTuple):
-    """Name a run of the file's bytes; both numbers are multiples of a page."""
-
-    offset: Bytes
-    length: Bytes
-
-
-class Extents:
-    """Hand out parts of a file: first fit, neighbours joined when they come back.
-
-    A request that fits no hole extends the file; at the limit it is scattered over
-    the holes, so that the limit is never missed through fragmentation.
-    """
-
-    def __init__(self, limit_bytes: Bytes | None = None) -> None:
-        self.limit_bytes = limit_bytes
-        self.used_bytes: Bytes = 0
-        self.file_bytes: Bytes = 0  # the largest end so far
-        self._end: Bytes = 0
-        self._holes: list[Extent] = []  # by offset; none touches another or the end
-
-    def fits(self, n_bytes: Bytes) -> bool:
-        """Tell whether the limit leaves room for so many bytes."""
-        wanted, limit = whole_pages(n_bytes), self.limit_bytes
-        return limit is None or self.used_bytes + wanted <= limit
-
-    def allocate(self, n_bytes: Bytes) -> tuple[Extent, ...] | None:
-        """Reserve whole pages for so many bytes; None if the limit forbids it."""
-        wanted, limit = whole_pages(n_bytes), self.limit_bytes
-        if not self.fits(n_bytes):
-            return None
-        if wanted == 0:
-            return ()
-        self.used_bytes += wanted
-        for i, hole in enumerate(self._holes):
-            if hole.length >= wanted:
-                return (self._cut(i, wanted),)
-        extents = []
-        if limit is not None and self._end + wanted > limit:
-            while self._holes and wanted > 0:
-                extents.append(self._cut(0, min(wanted, self._holes[0].length)))
-                wanted -= extents[-1].length
-        if wanted > 0:
-            extents.append(Extent(self._end, wanted))
-            self._end += wanted
-            self.file_bytes = max(self.file_bytes, self._end)
-        return tuple(extents)
-
-    def free(self, extents: Sequence[Extent]) -> None:
-        """Take back what `allocate` gave."""
-        for extent in extents:
-            self.used_bytes -= extent.length
-            self._join(extent)
-        if self._holes and sum(self._holes[-1]) == self._end:
-            self._end = self._holes.pop().offset
-
-    def _cut(self, i: int, length: Bytes) -> Extent:
-        """Take the front of a hole."""
-        hole = self._holes[i]
-        if hole.length == length:
-            del self._holes[i]
-        else:
-            self._holes[i] = Extent(hole.offset + length, hole.length - length)
-        return Extent(hole.offset, length)
-
-    def _join(self, extent: Extent) -> None:
-        """Make a hole, one with the holes on either side."""
-        i = bisect_left(self._holes, extent)
-        if i < len(self._holes) and self._holes[i].offset == sum(extent):
-            extent = Extent(extent.offset, extent.length + self._holes.pop(i).length)
-        if i > 0 and sum(self._holes[i - 1]) == extent.offset:
-            i -= 1
-            before = self._holes.pop(i)
-            extent = Extent(before.offset, before.length + extent.length)
-        self._holes.insert(i, extent)
-
-
 class SpillFile:
     """Move bytes between memory and an open file without a name."""
 
@@ -145,6 +68,11 @@ class SpillFile:
         self._calls = calls
         self.descriptor = _open_nameless(directory, calls)
         self.direct = _set_direct(self.descriptor, True)
+
+    def shrink(self, n_bytes: Bytes) -> None:
+        """Give what lies beyond so many bytes back to the file system."""
+        with suppress(OSError):  # it would only have been tidier
+            os.ftruncate(self.descriptor, n_bytes)
 
     def close(self) -> None:
         """Give the descriptor back, and with it the file."""
@@ -236,11 +164,6 @@ class Spare:
         """Copy out what `around` did not put in its place."""
         direct = _direct_bytes(start, length)
         ctypes.memmove(start + direct, self._address, length - direct)
-
-
-def whole_pages(n_bytes: Bytes) -> Bytes:
-    """Round up to whole pages."""
-    return -(-n_bytes // PAGE) * PAGE
 
 
 def spill_directory(directory: Path | None, *, warn: bool = True) -> Path:

@@ -24,6 +24,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from lowtide.errors import SpillError
+from lowtide.runtime.extents import Extents
 from lowtide.runtime.jobs import Copy as Copy
 from lowtide.runtime.jobs import Job as Job
 from lowtide.runtime.jobs import Read as Read
@@ -34,7 +35,6 @@ from lowtide.runtime.spill import (
     Address,
     Bytes,
     DiskCalls,
-    Extents,
     Spare,
     SpillFile,
     memory_file_system,
@@ -165,9 +165,18 @@ class DiskLane:
         return waited
 
     def begin_step(self) -> None:
-        """Note that a step begins: its limit counts anew, and failures are forgiven."""
+        """Note that a step begins.
+
+        Its limit counts anew, failures are forgiven, and once steps ask for the same
+        their copies have planned places.
+        """
         with self._lock:
             self._allowance.begin_step()
+            self._take_freed()
+            self._extents.begin_step()
+            end = self._extents.shrink()
+            if end is not None and self._file is not None:
+                self._file.shrink(end)
 
     def remarks(self) -> tuple[str, ...]:
         """Say what is amiss with the directory: in memory, or slow."""
@@ -263,8 +272,13 @@ class DiskLane:
 
     @property
     def file_bytes(self) -> Bytes:
-        """Tell how large the file has become."""
+        """Tell how large the file is."""
         return self._extents.file_bytes
+
+    @property
+    def planned_bytes(self) -> Bytes:
+        """Tell how large the file has to be by its plan; 0 while there is none."""
+        return self._extents.planned_bytes
 
     # Everything below that does not say otherwise runs with the lock held.
 
