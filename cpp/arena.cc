@@ -36,6 +36,9 @@ bool Arena::reserve(std::size_t bytes, bool huge_pages) {
           huge_pages ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
 #endif
   huge_ = huge_pages;
+  origins_ = static_cast<std::int32_t*>(
+      map_lazily((pages / kHugePages + 1) * sizeof(std::int32_t)));
+  moves_ = huge_pages && origins_ != nullptr;
   end_ = pages;
   border_ = zone_ = pages / 2;
   bytes_ = bytes;  // from here on it owns addresses
@@ -118,6 +121,7 @@ Id Arena::as_it_comes(Page pages) {
 
 // Has pages of a free range given by the system. It gives a whole huge page where
 // none of its pages was given before: what the block does not use of it is kept.
+// At the limit, huge pages that lie free elsewhere are moved here instead.
 void Arena::touch(Id id, Page page, Page pages) {
   Extent& range = ranges_[id];
   if (range.touched == range.pages ||
@@ -127,18 +131,23 @@ void Arena::touch(Id id, Page page, Page pages) {
   Page start = page, stop = page + pages;
   const auto is_whole = [&](Page huge) {
     return huge_ && huge >= range.page && huge + kHugePages <= range.end() &&
-           ranges_.touched.count(huge, kHugePages) == 0;
+           is_empty(huge);
   };
-  if (const Page huge = down_to_huge(start); is_whole(huge)) {
-    start = huge;
+  if (is_whole(down_to_huge(start))) {
+    start = down_to_huge(start);
   }
-  if (const Page huge = down_to_huge(stop - 1); is_whole(huge)) {
-    stop = huge + kHugePages;
+  if (is_whole(down_to_huge(stop - 1))) {
+    stop = down_to_huge(stop - 1) + kHugePages;
   }
-  const Page fresh = stop - start - ranges_.touched.count(start, stop - start);
-  ranges_.touched.insert(start, stop - start);
   range.packed = range.packed && start <= range.page + range.touched;
+  Page fresh = stop - start - ranges_.touched.count(start, stop - start);
   range.touched += fresh;
+  const std::int64_t used = elsewhere() + figures_.live;
+  const std::int64_t room = bound(used + bytes_of(pages)).limit - used - figures_.kept;
+  if (moves_ && bytes_of(fresh) > room) {
+    fresh -= fill_from_elsewhere(start, stop, bytes_of(fresh) - room);
+  }
+  ranges_.touched.insert(start, stop - start);
   figures_.kept += bytes_of(fresh);
   figures_.fresh += bytes_of(fresh);
   if (debug_) {

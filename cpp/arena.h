@@ -9,10 +9,12 @@
 //   - A free page is either *kept* (the system has given it; using it again
 //     costs nothing) or *clean* (it costs a page fault and zeroing). Pages are
 //     kept while what is live and kept stays within a limit: the largest live
-//     bytes so far and 6 MiB (less would break huge pages), and a budget if one
-//     is given. Beyond that, free pages go back to the system.
+//     bytes so far and 3 % or 6 MiB (less would break huge pages), and a budget
+//     if one is given. Beyond that, free pages go back to the system.
 //     So the memory that the system sees never exceeds the limit, whatever the
-//     order of allocations; fragmentation costs faults, not memory.
+//     order of allocations. At the limit, huge pages that lie free elsewhere are
+//     moved to where they are wanted (arena_moves.cc); only where parts of huge
+//     pages are wanted does fragmentation cost faults.
 //   - A plan avoids these: it knows each block's place before the block comes.
 //     A place is handed out only while its bytes are free. Else, and where the
 //     program diverges from the plan, a block is placed as it comes.
@@ -52,6 +54,7 @@ struct ArenaFigures {
   std::int64_t most_asked = 0;  // largest since the last reset
   std::int64_t fresh = 0;      // bytes taken from the system so far
   std::int64_t returned = 0;   // bytes given back so far
+  std::int64_t moved = 0;      // bytes moved to where they were wanted, so far
   std::int64_t requests = 0;   // since the cycle began, as are the next five
   std::int64_t hits = 0;       // got the planned place
   std::int64_t overflows = 0;  // were larger than planned
@@ -128,6 +131,17 @@ class Arena {
     std::vector<Page> asked;
   };
 
+  // Bytes, and how many more are not worth giving back.
+  struct Bound {
+    std::int64_t limit, tolerated;
+  };
+  // Empty huge pages from `to` on, and the bytes wanted there.
+  struct Gap {
+    Page to, stop;
+    std::int64_t wanted;
+    Page filled;
+  };
+
   Id planned(Page pages, std::int64_t op);
   Id as_it_comes(Page pages);
   void touch(Id id, Page page, Page pages);
@@ -136,10 +150,17 @@ class Arena {
 
   std::int64_t elsewhere() const;  // bytes live outside the arena
   bool is_full(Page pages) const;  // no room for so many fresh pages
+  Bound bound(std::int64_t live) const;
   void keep_within_limit(std::int64_t others);
   void give_back_most(Kind kind, Page wanted, bool ragged);
   Page give_back(Id id, Page wanted, bool ragged);
   void discard(Page page, Page pages);
+
+  bool is_empty(Page huge) const;
+  Page fill_from_elsewhere(Page start, Page stop, std::int64_t bytes);
+  bool find_empty(Gap& gap) const;
+  void move_out(Id id, Gap& gap);
+  bool move_huge(Page from, Page to);
 
   char* address(Page page) const {
     return reinterpret_cast<char*>(base_) + std::size_t{page} * kPageBytes;
@@ -158,6 +179,10 @@ class Arena {
   std::int64_t handed_out_ = 0;
   std::int64_t most_ = 0;    // largest bytes live anywhere
   std::int64_t limit_ = -1;  // given from outside
+  bool moves_ = false;       // whether pages may be moved
+  // Of each huge page: how many huge pages away the system thinks it is.
+  std::int32_t* origins_ = nullptr;
+  int areas_ = 0;            // into which this cuts the arena
   ArenaFigures figures_;
 
   std::vector<Plan> plans_;

@@ -13,7 +13,9 @@
 namespace lowtide {
 namespace {
 
-constexpr std::int64_t kTolerated = 6 << 20;  // bytes beyond the largest live ones
+// Bytes beyond the largest live ones: so many, or a part of these.
+constexpr std::int64_t kTolerated = 6 << 20;
+constexpr std::int64_t kToleratedPart = 32;
 constexpr unsigned char kPattern = 0xdb;
 
 }  // namespace
@@ -30,23 +32,33 @@ bool Arena::is_full(Page pages) const {
          figures_.live + figures_.kept + bytes_of(pages) > limit_ - elsewhere();
 }
 
+// What may be live and kept together when so many bytes are live.
+Arena::Bound Arena::bound(std::int64_t live) const {
+  const std::int64_t most = std::max(most_, live);
+  const std::int64_t tolerated = std::max(kTolerated, most / kToleratedPart);
+  if (limit_ >= 0 && limit_ < most + tolerated) {
+    return {limit_, 0};
+  }
+  return {most, tolerated};
+}
+
 // Gives kept pages back beyond the limit: what plans do not use first; whole huge
 // pages, then parts of them, which breaks them. A little too much is not worth it,
 // but for a budget, or where a plan has a use for the memory.
 void Arena::keep_within_limit(std::int64_t others) {
-  const bool strict = limit_ >= 0 && limit_ < most_ + kTolerated;
-  const std::int64_t tolerated = strict ? 0 : kTolerated;
-  const std::int64_t limit = (strict ? limit_ : most_) - others;
-  if (figures_.live + figures_.kept - limit <= tolerated) {
+  const auto [limit, tolerated] = bound(others + figures_.live);
+  const auto excess = [&, limit = limit] {
+    return others + figures_.live + figures_.kept - limit;
+  };
+  if (excess() <= tolerated) {
     return;
   }
   for (const Kind kind : {kKept, kKeptInZone}) {
     for (const bool ragged : {false, true}) {
       const bool some_stay = ragged && (kind == kKeptInZone || !plan_);
-      const std::int64_t excess =
-          figures_.live + figures_.kept - limit - (some_stay ? tolerated : 0);
-      if (excess > 0) {
-        const std::int64_t bytes = std::min(excess, figures_.kept);
+      const std::int64_t much = excess() - (some_stay ? tolerated : 0);
+      if (much > 0) {
+        const std::int64_t bytes = std::min(much, figures_.kept);
         give_back_most(kind, static_cast<Page>((bytes + kPageBytes - 1) / kPageBytes),
                        ragged);
       }

@@ -2,6 +2,8 @@
 // Hands out and takes back at random from two threads while a third changes
 // plans, limits and the zone. Every page of a live block carries its owner's
 // stamp: whoever else wrote to it is found out when the block is freed.
+#include <sys/mman.h>
+
 #include <cinttypes>
 #include <cstdio>
 #include <cstdlib>
@@ -162,6 +164,62 @@ void footprint_follows_the_peak() {
   EXPECT(arena.figures().kept == 0);
 }
 
+// Whether this kernel moves memory and leaves what lay there mapped.
+bool system_moves() {
+  constexpr int kDontUnmap = 4;
+  const int flags = MREMAP_MAYMOVE | MREMAP_FIXED | kDontUnmap;
+  void* const both = mmap(nullptr, 2 * kPageBytes, PROT_READ | PROT_WRITE,
+                          MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  void* const second = static_cast<char*>(both) + kPageBytes;
+  return mremap(both, kPageBytes, kPageBytes, flags, second) == second;
+}
+
+int areas_of_process() {
+  std::FILE* const file = std::fopen("/proc/self/maps", "r");
+  int lines = 0;
+  for (int c; (c = std::fgetc(file)) != EOF;) {
+    lines += c == '\n';
+  }
+  std::fclose(file);
+  return lines;
+}
+
+// Free memory that no block fits into is moved together, not zeroed afresh.
+void scattered_pages_serve() {
+  constexpr std::size_t kMiB = 1 << 20;
+  Arena arena(live);
+  EXPECT(arena.reserve(std::size_t{4} << 30, true));
+  std::vector<Block> blocks;
+  for (int i = 0; i < 32; ++i) {
+    blocks.push_back(allocate(arena, 4 * kMiB, i * 4096ULL));
+  }
+  for (int round = 0; round < 40; ++round) {
+    // Every other one is freed, and one block takes the place of all of them.
+    std::vector<Block> rest;
+    for (std::size_t i = 0; i < blocks.size(); ++i) {
+      i % 2 ? rest.push_back(blocks[i]) : release(arena, blocks[i]);
+    }
+    const auto before = arena.figures();
+    const Block large = allocate(arena, 64 * kMiB, round * 4096ULL);
+    const auto after = arena.figures();
+    if (round > 0) {
+      EXPECT(after.footprint == before.footprint);
+    }
+    EXPECT(!system_moves() || after.fresh - before.fresh <= (8 << 20));
+    release(arena, large);
+    blocks = std::move(rest);
+    while (blocks.size() < 32) {
+      const std::uint64_t stamp = (round * 32 + blocks.size()) * 4096ULL;
+      blocks.push_back(allocate(arena, 4 * kMiB, stamp));
+    }
+  }
+  EXPECT(!system_moves() || arena.figures().moved > 0);
+  EXPECT(areas_of_process() < 2000);
+  for (const Block& block : blocks) {
+    release(arena, block);
+  }
+}
+
 void damage_is_found() {
   Arena arena(live);
   EXPECT(arena.reserve(std::size_t{1} << 30, true));
@@ -181,6 +239,7 @@ void damage_is_found() {
 
 int main() {
   footprint_follows_the_peak();
+  scattered_pages_serve();
   damage_is_found();
   many_threads(true);
   many_threads(false);

@@ -58,6 +58,7 @@ class Figures(ctypes.Structure):
     most_asked: int
     fresh: int
     returned: int
+    moved: int
     requests: int
     hits: int
     overflows: int
@@ -74,6 +75,7 @@ class Figures(ctypes.Structure):
         ("most_asked", ctypes.c_int64),
         ("fresh", ctypes.c_int64),  # taken from the system so far
         ("returned", ctypes.c_int64),  # given back to it so far
+        ("moved", ctypes.c_int64),  # to other addresses so far
         # of the current cycle:
         ("requests", ctypes.c_int64),
         ("hits", ctypes.c_int64),  # requests that got their planned places

@@ -26,7 +26,7 @@ import torch
 
 _COMPILERS = ("g++", "clang++", "c++")
 _STEM = "cpu_allocator"
-_UNITS = ("arena.cc", "arena_free.cc", "ranges.cc")  # beside it
+_UNITS = ("arena.cc", "arena_free.cc", "arena_moves.cc", "ranges.cc")  # beside it
 _HEADERS = (
     *("arena.h", "block_log.h", "block_table.h", "counters.h", "pages.h"),
     "ranges.h",
