@@ -11,7 +11,8 @@ The columns `lower_bound` and `height` include the bytes that stay from iteratio
 iteration, as published; `pool_lower_bound` and `pool_height` leave them out. Problems
 with a known capacity are searched until they fit into it, the others for a number of
 nodes (`--quick`: a sixteenth). `reference` is the seconds MiniMalloc took to fit the
-problem into its capacity on a 2.8 GHz Xeon. Every placement is checked.
+problem into its capacity on a 2.8 GHz Xeon; ours are the processor's, of one core.
+Every placement is checked.
 
 Recorded trainings are placed as on a device, in multiples of 512 bytes: all blocks of
 one iteration, small ones too. `cnmem` is what a model of CnMem reserves for the whole
@@ -54,7 +55,7 @@ REFERENCE = dict(
 
 def measure(problem: Problem, policy: str, search: Search) -> harness.Row:
     """Place a problem, check the placement, and describe it in a row."""
-    start = time.perf_counter()
+    start = time.process_time()
     pool = place_blocks(
         problem.blocks,
         period=problem.period,
@@ -62,7 +63,7 @@ def measure(problem: Problem, policy: str, search: Search) -> harness.Row:
         alignment=problem.alignment,
         search=search,
     )
-    seconds = time.perf_counter() - start
+    seconds = time.process_time() - start
     violations = check_placement(
         pool.blocks,
         pool.offsets,
