@@ -9,6 +9,7 @@ from torch import nn
 import lowtide
 from lowtide.errors import LowtideError
 from lowtide.recorder.graph import record
+from lowtide.recorder.workspace import workspace_of
 from lowtide.runtime import allocator
 from lowtide.scheduler.director import Lanes
 from lowtide.simulator.forecast import forecast, managed_versions
@@ -149,3 +150,41 @@ def test_repeated_recordings_give_the_least_seconds() -> None:
 def test_recording_inside_a_budget_is_refused() -> None:
     with lowtide.budget("1GiB"), pytest.raises(LowtideError, match="outside"):
         record(training()[1])
+
+
+@pytest.mark.parametrize("fake", [False, True])
+def test_gradients_are_summed_in_place_as_without_a_recording(fake: bool) -> None:
+    weight = torch.ones(1 << 14, requires_grad=True)
+
+    def step() -> None:
+        weight.grad = None
+        x = weight * 2
+        (x.tanh() + x.exp() + x.sin()).sum().backward()
+
+    graph = lowtide.record(step, fake=fake)
+    sums = set(rows_named(graph, "aten::add").tolist())
+    in_place = [
+        operator
+        for operator, version in graph.writes.tolist()
+        if operator in sums and graph.versions["reuses"][version] >= 0
+    ]
+    assert len(sums) == 4  # two of them forward
+    assert len(in_place) == 2
+
+
+@pytest.mark.parametrize(
+    ("pictures", "channels", "sixteens"), [(15, 8, 0), (16, 8, 3), (16, 32, 5)]
+)
+def test_pointwise_convolutions_of_many_pictures_are_reordered(
+    pictures: int, channels: int, sixteens: int
+) -> None:
+    x, weight = torch.ones(pictures, channels, 2, 2), torch.ones(8, channels, 1, 1)
+    result = torch.ones(pictures, 8, 2, 2)
+    args = x, weight, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        found = workspace_of("aten::convolution", args, result)
+    finally:
+        torch.set_num_threads(threads)
+    assert found == sixteens * result.nbytes

@@ -167,6 +167,8 @@ class GraphListener:
         self.writes: list[tuple[int, int]] = []
         self.saved_at: dict[int, int] = {}
         self.uses: list[tuple[int, int]] = []  # version, operator
+        self._makers: dict[int, int | None] = {}  # backward node, by version
+        self.sums: dict[int, int] = {}  # of gradients: operator, version added to
         self._current: dict[int, int] = {}  # version, by storage
         self._references: dict[int, weakref.ref[torch.UntypedStorage]] = {}
 
@@ -183,6 +185,8 @@ class GraphListener:
             if tensor is not blank
         }
         self.reads += [(position, version) for version in sorted(seen)]
+        if facts.name == "aten::add" and _is_whole(args[0]):
+            self._note_sum(position, self._version_of(args[0]))
         live = 0
         if self.meter is not None:
             live = self.meter.op_peak.value = self.meter.live.value
@@ -219,6 +223,13 @@ class GraphListener:
         """Yield the tensors that values can describe, at any depth."""
         return filter(self.counts, tensors_in(argument))
 
+    def _note_sum(self, operator: int, version: int) -> None:
+        """Note where autograd adds a gradient to one that another node has made."""
+        node = _backward_node()
+        maker = self._makers.get(version)
+        if None not in (node, maker) and node != maker:
+            self.sums[operator] = version
+
     # -- versions -------------------------------------------------------------------
 
     def _version_of(self, tensor: torch.Tensor) -> int:
@@ -238,6 +249,7 @@ class GraphListener:
         self.versions.append(_Version(storage.nbytes(), operator, reuses))
         if not source:
             self.writes.append((operator, version))
+            self._makers[version] = _backward_node()
         self._current[key] = version
         if key not in self._references:
 
@@ -268,8 +280,26 @@ class GraphListener:
 
     # -- the tables -------------------------------------------------------------------
 
+    def _sum_in_place(self) -> None:
+        """Let sums of gradients overwrite what nobody else holds, as they do unwatched.
+
+        Autograd adds in place where a storage has one owner; the objects by which a
+        recording learns that storages die count as others.
+        """
+        made = {self.sums[op]: (op, v) for op, v in self.writes if op in self.sums}
+        for old, (op, new) in made.items():
+            before, after = self.versions[old], self.versions[new]
+            dies = before.dead == op + 1 and before.operator >= 0
+            if not dies or old in self.saved_at or before.nbytes != after.nbytes:
+                continue
+            after.reuses = old
+            name, seconds, flops, need, *rest = self.operators[op]
+            need = max(need - after.nbytes, 0)
+            self.operators[op] = (name, seconds, flops, need, *rest)  # type: ignore[assignment]
+
     def graph(self) -> Graph:
         """Return what was recorded."""
+        self._sum_in_place()
         n = len(self.operators)
         first_use: dict[int, int] = {}
         for version, operator in self.uses:
@@ -299,6 +329,14 @@ class GraphListener:
             writes=np.array(self.writes, dtype=ACCESSES),
             saves=np.array(saves + unused, dtype=SAVES),
         )
+
+
+def _backward_node() -> int | None:
+    """Return the number of the node that a backward pass has come to, if one runs."""
+    if torch._C._current_graph_task_id() < 0:
+        return None
+    node = torch._C._current_autograd_node()
+    return None if node is None else node._sequence_nr()
 
 
 def _is_whole(tensor: Any) -> bool:

@@ -18,6 +18,7 @@ Bytes = int
 Rule = Callable[[Any, Any], Bytes]  # of arguments and result
 
 _FEW = 4  # channels of pictures: read as they lie
+_MANY = 16  # pictures from which on one thread, too, leaves pointwise work to oneDNN
 
 
 def workspace_of(name: str, args: Any, result: Any) -> Bytes:
@@ -30,7 +31,11 @@ def _convolution(args: Any, result: Any) -> Bytes:
     """Input and weight are reordered, and a result that is not strided."""
     picture, weight, stride, transposed = args[0], args[1], args[3], args[6]
     if _is_pointwise(weight, stride):
-        return 0
+        if _as_matrices(picture):
+            return 0
+        # blocks of the result are still there when it is brought back in order
+        both = _in_sixteens(picture) + _in_sixteens(result)
+        return max(both - _bytes(result), _in_sixteens(result))
     blocked = _bytes(picture) if picture.size(1) > _FEW else 0
     if blocked == 0 or max(stride) == 1 or transposed:
         blocked += _bytes(result)
@@ -41,7 +46,9 @@ def _convolution_backward(args: Any, result: Any) -> Bytes:
     """Both gradients and the input are there twice, reordered."""
     gradient, picture, weight, stride = args[0], args[1], args[2], args[4]
     if _is_pointwise(weight, stride):
-        return 0
+        if _as_matrices(picture):
+            return 0
+        return _in_sixteens(picture) + _in_sixteens(gradient)
     if not args[10][0]:  # the gradient of the input is not asked for
         return _bytes(gradient) * (1 if gradient.is_contiguous() else 2)
     large, small = _bytes(picture), _bytes(gradient)
@@ -115,8 +122,19 @@ _RULES: dict[str, Rule] = {
 
 
 def _is_pointwise(weight: torch.Tensor, stride: Any) -> bool:
-    """Say whether a convolution multiplies matrices as they lie."""
+    """Say whether a convolution looks at one pixel for each of its results."""
     return all(n == 1 for n in weight.shape[2:]) and all(n == 1 for n in stride)
+
+
+def _as_matrices(picture: torch.Tensor) -> bool:
+    """Say whether PyTorch multiplies matrices as they lie: oneDNN is no faster."""
+    return picture.size(0) < _MANY and torch.get_num_threads() == 1
+
+
+def _in_sixteens(picture: torch.Tensor) -> Bytes:
+    """Count the bytes of pictures in blocks of sixteen channels."""
+    channels = picture.size(1)
+    return _bytes(picture) // max(channels, 1) * (-(-channels // 16) * 16)
 
 
 def _bytes(tensor: torch.Tensor) -> Bytes:
