@@ -218,15 +218,19 @@ def _queue(ready: Floats, lasts: Floats, round_seconds: float) -> Floats:
     With a round, the queue comes again every so many seconds: what is still under way
     at its end delays the next round, until that changes nothing.
     """
-    order = np.argsort(ready, kind="stable")
     done = np.zeros(len(ready))
+    if len(ready) == 0:
+        return done
+    order = np.argsort(ready, kind="stable")
+    # One is done when the latest that kept the lane busy until then was ready, and all
+    # from that one on have been served.
+    served = np.cumsum(lasts[order])
+    busy = np.maximum.accumulate(ready[order] - (served - lasts[order]))
     carried = -np.inf
     for _ in range(3):
-        free = carried
-        for i in order:
-            free = max(free, float(ready[i])) + float(lasts[i])
-            done[i] = free
-        if round_seconds == 0 or len(ready) == 0 or free - round_seconds <= carried:
+        done[order] = served + np.maximum(busy, carried)
+        free = float(done[order[-1]])
+        if round_seconds == 0 or free - round_seconds <= carried:
             break
         carried = free - round_seconds
     return done
