@@ -14,6 +14,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import torch
+
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks import dynamic, harness
@@ -115,6 +117,10 @@ def _peak(events: Iterable[Any]) -> int:
 def main() -> None:
     """Serve one contestant."""
     warnings.simplefilter("ignore")
+    # On several threads `index_put_` adds floats in any order (swin's tables of
+    # positions), so that not even plain PyTorch equals itself to the last bit.
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = False
     contestants: list[Contestant] = []
 
     def answer(request: dict[str, Any]) -> dict[str, Any]:

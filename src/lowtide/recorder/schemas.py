@@ -28,6 +28,18 @@ _RUNNING_STATISTICS: dict[str, tuple[int, int, int | None]] = {
     "aten::batch_norm_update_stats": (1, 2, None),
 }
 
+# Sums into one place that several threads, or a GPU's, add to in any order: where so,
+# plain PyTorch does not repeat its own bits, and a replay would not find the first.
+_ANY_ORDER = frozenset(
+    f"aten::{name}{suffix}"
+    for name in [
+        *("index_put", "_index_put_impl", "_unsafe_index_put"),
+        *("_unsafe_masked_index_put_accumulate", "put", "index_add", "index_reduce"),
+        *("scatter_add", "scatter_reduce", "bincount", "histc", "cumsum"),
+    ]
+    for suffix in ("", "_")
+)
+
 # Never replayed: hidden state or randomness without a tag, or results that depend on
 # the moment (uninitialised memory is allowed: what follows overwrites it).
 _NEVER_REPLAYED = frozenset(
@@ -162,7 +174,7 @@ def _derive(func: Any) -> Facts:
     tags = func.tags
     seeded = torch.Tag.nondeterministic_seeded in tags or name in _SEEDED_WITHOUT_TAG
     replayable = func.namespace in ("aten", "prims") and name not in _NEVER_REPLAYED
-    replayable = replayable and name not in _BLANK
+    replayable = replayable and name not in _BLANK | _ANY_ORDER
     return Facts(
         name=name,
         views=views,
