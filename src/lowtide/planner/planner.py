@@ -8,9 +8,6 @@ be asked for plays no part in finding them. A budget takes the fastest of all pl
 keep to it, so more memory never gets a slower plan, and a new budget costs one look at
 the pool. Times are those of the simulated timeline (schedule.py).
 
-Plans that swap nothing are looked for on their own as well: where the link is narrow,
-the best of them beat all that a search finds which starts from plans that swap.
-
 Cost: a fixed effort, about a tenth of a second for 500 values and 1500 operators.
 Weaknesses: several exchanges that help only together are found by luck, and a value
 leaves for all of its window or not at all.
@@ -19,7 +16,6 @@ leaves for all of its window or not at all.
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 from typing import TypeAlias
 
 import numpy as np
@@ -68,10 +64,6 @@ class Frontier:
         self.lineage = lineage or Lineage.none(len(trace.values))
         self.held = np.zeros(len(trace.values), np.bool_) if held is None else held
         self._timetable = Timetable(trace, lanes, allowed, lineage, held)
-        self._unswapped: Timetable | None = None  # the same, but nothing is swapped
-        if self._timetable.has_both_ways:
-            never = replace(allowed or Allowed(), swap=False)
-            self._unswapped = Timetable(trace, lanes, never, lineage, held)
         self._effort = effort
         self._plans: Codes | None = None  # found at the first budget that needs any
         self._least = np.zeros(0)  # seconds of each with ample memory
@@ -151,19 +143,12 @@ class Frontier:
         return np.full((1, self._timetable.n_values), KEEP, np.int8)
 
     def _find(self) -> Codes:
-        found = [self._keep(), _search(self._timetable, self._effort)]
-        if self._unswapped is not None:
-            found.append(_search(self._unswapped, self._effort))
-        return np.unique(np.concatenate(found), axis=0)
-
-
-def _search(timetable: Timetable, effort: int) -> Codes:
-    """Look for plans at many levels of memory, one a row."""
-    levels = _levels(timetable.plain, timetable.floor())
-    if len(levels) == 0:
-        return np.zeros((0, timetable.n_values), np.int8)
-    found, count = timetable.core.frontier(levels, effort)
-    return found.reshape(count, timetable.n_values)
+        levels = _levels(self._timetable.plain, self._timetable.floor())
+        if len(levels) == 0:
+            return self._keep()
+        found, count = self._timetable.core.frontier(levels, self._effort)
+        rows = found.reshape(count, self._timetable.n_values)
+        return np.unique(np.concatenate([self._keep(), rows]), axis=0)
 
 
 def _levels(plain: NDArray[np.int64], floor: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -100,7 +100,6 @@ class Timetable:
         if allowed.swap_bytes is not None:
             may_swap &= _dearest(values, may_swap, may_replay, allowed.swap_bytes)
         self.may = (may_swap * 1 + may_replay * 2).astype(np.int8)
-        self.has_both_ways = bool(may_swap.any() and may_replay.any())
         self.core = _core.simulator(
             np.ascontiguousarray(ops["seconds"]),
             self.plain,
@@ -157,9 +156,7 @@ def _dearest(
 def _replay_room(trace: Trace) -> NDArray[np.int64]:
     """Compute what is there while each value is replayed, saved values left out."""
     ops, values = trace.ops, trace.values
-    uses = values["first_use"]
     if len(ops) == 0:
         return np.zeros(len(values), np.int64)
-    # what the operator itself needs is not there yet: it runs behind the replay
-    at_use = (ops["live"] - ops["managed"])[np.clip(uses, 0, len(ops) - 1)]
+    at_use = trace.other_bytes[np.clip(values["first_use"], 0, len(ops) - 1)]
     return np.asarray(at_use + values["scratch"], np.int64)

@@ -171,14 +171,6 @@ class Iterations:
         ahead = self.forecast.load[max(start, 0) : stop]
         return int(ahead.max()) + self.forecast.growth if len(ahead) else None
 
-    def load_before(self, position: int) -> int | None:
-        """Return the bytes foretold as an operator begins, less those managed by us."""
-        forecast = self.forecast
-        if forecast is None or not 0 <= position < len(forecast.trace.ops):
-            return None
-        row = forecast.trace.ops[position]
-        return int(row["live"] - row["managed"]) + forecast.growth
-
     def due(self, value: Value) -> int:
         """Return the operator before which the plan reads a value back; -1: none."""
         forecast, slot = self.forecast, value.slot

@@ -220,14 +220,15 @@ class Steward:
     def replay_fits(self, value: Value) -> bool:
         """Say whether a value could be computed again when it is wanted.
 
-        A replay needs its inputs and outputs beside what is there then, before the
-        operator that wants it. Where that would not fit, a copy is the only way back.
+        A replay needs its inputs and outputs beside what is there then. Where that
+        would not fit, a copy is the only way back.
         """
         if self.session.lane is None or self.session.forced:
             return True
         replay = replay_now(value)
         scratch = 0 if replay is None else replay.scratch
-        load = self.iterations.load_before(value.next_use)
+        use = value.next_use
+        load = self.iterations.load_between(use, use + 1) if use >= 0 else None
         if load is None:
             load = self.counter.live.value - self.ledger.managed + self.largest_need
         return load + scratch <= self.budget

@@ -90,10 +90,8 @@ def _alone(value: Buffer, kept: set[int]) -> tuple[float | None, int]:
     while stack:
         op = stack.pop()
         seconds += op.seconds
-        # what lasts is there in any case, and counted as such
-        read = sum(b.nbytes for b in op.inputs if not b.lasting)
-        made = sum(b.nbytes for b in op.outputs)
-        scratch = max(scratch, op.workspace + read + made)
+        touched = op.workspace + sum(b.nbytes for b in (*op.inputs, *op.outputs))
+        scratch = max(scratch, touched)
         for parent in op.inputs:
             if parent.lasting or parent.index in kept:
                 continue
