@@ -212,6 +212,23 @@ instructions = st.fixed_dictionaries(
 )
 
 
+def test_an_argument_mutated_twice_by_one_operator_is_renewed_once() -> None:
+    text = "\n".join(
+        json.dumps(line)
+        for line in [
+            {"INSTRUCTION": "CONSTANT", "NAME": "a"},
+            {"INSTRUCTION": "MEMORY", "NAME": "a", "MEMORY": 8},
+            {
+                **{"INSTRUCTION": "MUTATE", "NAME": "add_", "TIME": 1},
+                **{"ARGS": ["a", "a"], "MUTATE": [0, 0, 1]},
+            },
+        ]
+    )
+    history = parse_dtr(text)
+    assert len(history.blocks) == 2
+    assert (history.starts < history.stops).all()
+
+
 @bounded
 @given(st.lists(instructions, max_size=30))
 def test_any_instructions_give_lives_that_make_sense(

@@ -160,12 +160,15 @@ class _Dtr:
 
     def mutate(self, line: dict[str, Any]) -> None:
         names = self._begin(line)
+        renewed: set[str] = set()  # one operator makes one new block for each name
         for place in _list(line, "MUTATE"):
             place = whole(place, "place of an argument", high=max(1, len(names)))
             old = self._args[place] if names else None
-            if old is not None and names[place] in self._storages:
-                self._release(names[place])
-                self._name(names[place], self._allocate(self._sizes[old], self._op))
+            if old is None or names[place] not in self._storages.keys() - renewed:
+                continue
+            renewed.add(names[place])
+            self._release(names[place])
+            self._name(names[place], self._allocate(self._sizes[old], self._op))
 
     def constant(self, line: dict[str, Any]) -> None:
         self._constants.add(_text(line, "NAME"))
