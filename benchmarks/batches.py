@@ -26,6 +26,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks import harness
+from lowtide.elsewhere.batches import near
 from lowtide.errors import LowtideError
 from lowtide.hardware import MEASURED, load_measured
 from lowtide.units import format_bytes
@@ -116,27 +117,6 @@ def predict(name: str, budget_bytes: int) -> int:
     return int(json.loads(done.stdout)["batch"])
 
 
-def find_real(runs: Callable[[int], bool], guess: int) -> int:
-    """Bisect for the largest batch that runs, from a guess on."""
-    step = max(2, guess // 16)
-    if runs(max(guess, 1)):
-        low, high = max(guess, 1), max(guess, 1) + step
-        while runs(high):
-            low, high = high, high + 2 * (high - low)
-    else:
-        low, high = max(guess, 1) - step, max(guess, 1)
-        while low > 0 and not runs(low):
-            low, high = low - 2 * (high - low), low
-        low = max(low, 0)
-    while high - low > 1:
-        middle = (low + high) // 2
-        if runs(middle):
-            low = middle
-        else:
-            high = middle
-    return low
-
-
 def compare(name: str, budget_bytes: int) -> harness.Row:
     """Return the row of a network within a budget."""
     predicted = predict(name, budget_bytes)
@@ -145,7 +125,7 @@ def compare(name: str, budget_bytes: int) -> harness.Row:
         def runs(batch: int) -> bool:
             return bool(worker.ask(batch=batch, budget=budget_bytes)["runs"])
 
-        real = find_real(runs, predicted)
+        real = near(runs, predicted)
     fine = (1 - BELOW) * real <= predicted <= real
     return {
         "model": name,

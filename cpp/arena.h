@@ -152,6 +152,24 @@ class Arena {
   bool is_full(Page pages) const;  // no room for so many fresh pages
   Bound bound(std::int64_t live) const;
   void keep_within_limit(std::int64_t others);
+  // Visits free ranges from a bin on, large ones first, until told to stop. What
+  // is visited may be entered anew.
+  template <typename Do>
+  void each_free(Kind kind, Page least, Do go_on) {
+    const Bins& bins = ranges_.bins(kind);
+    for (Page bin = Bins::kCount; bin-- > least;) {
+      if (bins.filled[bin / 64] == 0) {
+        bin = bin / 64 * 64;
+        continue;
+      }
+      for (Id id = bins.first[bin], next; id != kNil; id = next) {
+        next = ranges_[id].bin_after;
+        if (!go_on(id)) {
+          return;
+        }
+      }
+    }
+  }
   void give_back_most(Kind kind, Page wanted, bool ragged);
   Page give_back(Id id, Page wanted, bool ragged);
   void discard(Page page, Page pages);

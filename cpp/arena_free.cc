@@ -66,20 +66,11 @@ void Arena::keep_within_limit(std::int64_t others) {
   }
 }
 
-// Large ranges go first.
 void Arena::give_back_most(Kind kind, Page wanted, bool ragged) {
-  const Page least = ragged ? 0 : Bins::of(kHugePages);
-  const Bins& bins = ranges_.bins(kind);
-  for (Page bin = Bins::kCount; wanted > 0 && bin-- > least;) {
-    if (bins.filled[bin / 64] == 0) {
-      bin = bin / 64 * 64;
-      continue;
-    }
-    for (Id id = bins.first[bin], next; id != kNil && wanted > 0; id = next) {
-      next = ranges_[id].bin_after;
-      wanted -= std::min(wanted, give_back(id, wanted, ragged));
-    }
-  }
+  each_free(kind, ragged ? 0 : Bins::of(kHugePages), [&](Id id) {
+    wanted -= std::min(wanted, give_back(id, wanted, ragged));
+    return wanted > 0;
+  });
 }
 
 // Gives pages of a free range back to the system; returns how many.

@@ -30,12 +30,11 @@ bool Arena::is_empty(Page huge) const {
 Page Arena::fill_from_elsewhere(Page start, Page stop, std::int64_t bytes) {
   Gap gap{up_to_huge(start), stop, bytes, 0};
   for (const Kind kind : {kKept, kKeptInZone}) {
-    const Bins& bins = ranges_.bins(kind);
-    for (Page bin = Bins::kCount; bin-- > Bins::of(kHugePages) && find_empty(gap);) {
-      for (Id id = bins.first[bin], next; id != kNil && find_empty(gap); id = next) {
-        next = ranges_[id].bin_after;
+    if (find_empty(gap)) {
+      each_free(kind, Bins::of(kHugePages), [&](Id id) {
         move_out(id, gap);
-      }
+        return find_empty(gap);
+      });
     }
   }
   return gap.filled;
@@ -82,7 +81,7 @@ bool Arena::move_huge(Page from, Page to) {
       static_cast<std::int32_t>(to / kHugePages);
   const std::int32_t left = to == 0 ? 0 : (&place)[-1], right = (&place)[1];
   const int more = (left != origin) + (right != origin) - (left != place) - (right != place);
-  if (!moves_ || (more > 0 && areas_ >= kMostAreas)) {
+  if (more > 0 && areas_ >= kMostAreas) {
     return false;
   }
   if (mremap(address(from), kHugeBytes, kHugeBytes,

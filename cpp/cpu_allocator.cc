@@ -26,7 +26,6 @@
 #include <c10/core/impl/alloc_cpu.h>
 
 #include <pthread.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -34,7 +33,6 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <mutex>
 #include <vector>
 
@@ -42,6 +40,7 @@
 #include "block_log.h"
 #include "block_table.h"
 #include "counters.h"
+#include "machine.h"
 
 C10_DECLARE_bool(caffe2_cpu_allocator_do_zero_fill);
 C10_DECLARE_bool(caffe2_cpu_allocator_do_junk_fill);
@@ -55,6 +54,8 @@ using lowtide::BlockRecord;
 using lowtide::BlockTable;
 using lowtide::Counters;
 using lowtide::Owner;
+using lowtide::huge_pages_wanted;
+using lowtide::memory_of_machine;
 using lowtide::Place;
 using lowtide::Slot;
 using enum lowtide::Owner;
@@ -97,29 +98,7 @@ BlockLog& block_log() {
   return leaked;
 }
 
-// Whether the kernel gives huge pages, and they are not turned off by the variable
-// by which c10 asks for them.
-bool huge_pages_wanted() {
-  const char* text = std::getenv("THP_MEM_ALLOC_ENABLE");
-  if (text && *text == '0') {
-    return false;
-  }
-  char state[64] = "";
-  if (FILE* const file = std::fopen("/sys/kernel/mm/transparent_hugepage/enabled", "r")) {
-    const size_t read = std::fread(state, 1, sizeof(state) - 1, file);
-    state[read] = 0;
-    std::fclose(file);
-  }
-  return state[0] != 0 && !std::strstr(state, "[never]");
-}
-
 size_t whole_pages(size_t bytes) { return (bytes + kPage - 1) & ~(kPage - 1); }
-
-size_t memory_of_machine() {
-  static const size_t bytes =
-      static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGESIZE);
-  return bytes;
-}
 
 // Addresses are plentiful: room for holes, and for two plans as large as memory.
 // Where they are limited (ulimit -v) or none may be had without memory behind

@@ -47,30 +47,30 @@ def largest(runs: Callable[[int], bool], start: int = 1, finest: float = 0.0) ->
     low, high = 0, max(start, 1)
     while high <= MOST and runs(high):
         low, high = high, 2 * high
-    while high - low > max(1, int(finest * low)):
-        middle = (low + high) // 2
-        if runs(middle):
-            low = middle
-        else:
-            high = middle
-    return low
+    return _between(runs, low, high, finest)
 
 
 def near(runs: Callable[[int], bool], guess: int, finest: float = 0.0) -> int:
     """Find what `largest` finds, from a good guess: in steps that double."""
     high = max(guess, 1)
     step = max(1, high // 16)
-    low = 0
     if runs(high):
-        while runs(high):
-            low, high, step = high, high + step, 2 * step
+        low, high = high, high + step
+        while high <= MOST and runs(high):
+            step *= 2
+            low, high = high, high + step
     else:
-        while high > 0:
-            below = max(high - step, 0)
-            if below == 0 or runs(below):
-                low = below
-                break
-            high, step = below, 2 * step
+        low = max(high - step, 0)
+        while low > 0 and not runs(low):
+            step *= 2
+            low, high = max(low - step, 0), low
+    return _between(runs, low, high, finest)
+
+
+def _between(
+    runs: Callable[[int], bool], low: int, high: int, finest: float = 0.0
+) -> int:
+    """Halve the way between a number that runs and one that does not."""
     while high - low > max(1, int(finest * low)):
         middle = (low + high) // 2
         if runs(middle):

@@ -26,21 +26,10 @@ _COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.spars
 _OTHER_TYPES = frozenset(
     f"aten::{name}"
     for name in (
-        *(
-            "eq",
-            "ne",
-            "lt",
-            "le",
-            "gt",
-            "ge",
-            "isclose",
-            "isfinite",
-            "isinf",
-            "isnan",
-            "float_power",
-        ),
-        *("isneginf", "isposinf", "signbit", "complex", "polar", "_to_copy"),
+        *("eq", "ne", "lt", "le", "gt", "ge", "isclose", "isfinite", "isinf", "isnan"),
+        *("isneginf", "isposinf", "signbit", "complex", "polar", "float_power"),
         *("logical_and", "logical_not", "logical_or", "logical_xor", "frexp"),
+        "_to_copy",
     )
 )
 # Products of matrices: where the left one stands among the arguments; then the right.

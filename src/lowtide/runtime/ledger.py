@@ -336,8 +336,7 @@ class Ledger:
         if self.verifier is not None:
             self.verifier.leaving(value)
         value.transfer = None
-        storage = value.storage()
-        if self.streams is not None and storage is not None:
+        if self.streams is not None and (storage := value.storage()) is not None:
             self.streams.keep(storage)
         value.release_memory()
         value.away = True

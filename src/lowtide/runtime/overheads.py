@@ -74,13 +74,11 @@ def _chain(elements: int) -> Step:
 
 def _updates(weights: int) -> Step:
     """Make small weights that an optimizer updates, and a short chain."""
-    rest, chain = (
-        [nn.Parameter(torch.ones(64)) for _ in range(weights)],
-        _chain(1 << 14),
-    )
-    optimizer = torch.optim.AdamW(rest, lr=1e-6)
-    for weight in rest:
+    chain = _chain(1 << 14)
+    small = [nn.Parameter(torch.ones(64)) for _ in range(weights)]
+    for weight in small:
         weight.grad = torch.ones(64)
+    optimizer = torch.optim.AdamW(small, lr=1e-6)
 
     def step() -> None:
         chain()

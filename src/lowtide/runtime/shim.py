@@ -28,8 +28,8 @@ _COMPILERS = ("g++", "clang++", "c++")
 _STEM = "cpu_allocator"
 _UNITS = ("arena.cc", "arena_free.cc", "arena_moves.cc", "ranges.cc")  # beside it
 _HEADERS = (
-    *("arena.h", "block_log.h", "block_table.h", "counters.h", "pages.h"),
-    "ranges.h",
+    *("arena.h", "block_log.h", "block_table.h", "counters.h", "machine.h"),
+    *("pages.h", "ranges.h"),
 )
 _SHOWN_LINES = 15
 
